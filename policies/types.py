@@ -1,0 +1,136 @@
+"""The vocabulary of a routing decision: workers, requests, columns, choices.
+
+Plain values only. Nothing here knows the index, the network or a clock; `router.core` fills these in and
+policies read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+WorkerId = str
+"""A configured name, else `host:port`, or `host:port@rank` for a data-parallel rank."""
+
+Slot = int
+"""Small dense integer of a worker while it lives; the bit position in every bitmask."""
+
+
+class Role(StrEnum):
+    """Which part of a request a worker may run."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A name under which a worker answers. `parent` is the base model's name for an adapter, else None."""
+
+    name: str
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One routable engine rank, as its probe described it.
+
+    `block_tokens` (tokens per KV block) and `num_blocks` (capacity) are None when the worker did not tell;
+    such a worker is served in predictive mode.
+    """
+
+    id: WorkerId
+    url: str
+    models: tuple[ServedModel, ...] = ()
+    engine: str = "unknown"
+    version: str = ""
+    role: Role = Role.BOTH
+    dp_rank: int | None = None
+    block_tokens: int | None = None
+    num_blocks: int | None = None
+    publishes_events: bool = False
+    """Whether KV events are expected from it: False means predictive mode."""
+
+    @property
+    def base_model(self) -> str:
+        """The first name without a parent: what seeds the block hashes of this worker."""
+        return next((model.name for model in self.models if model.parent is None), "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRequest:
+    """What a policy may know about a request. Tokens and hashes stay with the core."""
+
+    id: str
+    model: str
+    num_prompt_tokens: int = 0
+    """Exact, or an estimate when the prompt was not tokenised; 0 when unknown."""
+    session: str | None = None
+    stream: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Candidates:
+    """The eligible workers as parallel columns; row i of every column is the same worker.
+
+    Blocks are reference blocks (the smallest block size of the model's workers) and may be fractional.
+    Columns that the policy did not ask for (`Needs`) hold zeros.
+    """
+
+    workers: Sequence[Worker]
+    slots: Sequence[Slot]
+    block_tokens: int
+    """Tokens of a reference block."""
+    prompt_blocks: float
+    """Blocks of the new prompt: tokens / block_tokens, not rounded."""
+    device_overlap: Sequence[float]
+    """Leading prompt blocks resident on the device."""
+    host_overlap: Sequence[float]
+    """Blocks held in host memory that continue the device prefix."""
+    disk_overlap: Sequence[float]
+    """Blocks held on disk that continue the device and host prefix."""
+    active_prefill_blocks: Sequence[float]
+    """Booked prefill work that is not finished, net of the cached tokens of its requests."""
+    potential_decode_blocks: Sequence[float]
+    """Blocks of active requests after this one joined; blocks shared by active requests count once."""
+    num_active_requests: Sequence[int]
+    """Booked requests that have not ended."""
+    num_held_blocks: Sequence[int]
+    """Blocks that the index believes the worker holds; for breaking ties."""
+    served_last_row: int | None = None
+    """Row of the worker that served this prefix last, for breaking ties."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A policy's answer: the row, the cost of every row (lower is better; empty when it has none), why."""
+
+    row: int
+    costs: Sequence[float] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """A choice made durable: what was decided for one attempt of one request, with its inputs."""
+
+    request_id: str
+    attempt: int
+    worker: Worker
+    slot: Slot
+    policy: str
+    reason: str
+    now: float
+    num_prompt_tokens: int
+    expected_cached_tokens: int
+    """What the chosen worker should report as cached, by the index; see RoutingCore."""
+    trust: str
+    """Trust level of the chosen worker's overlap when the decision was made."""
+    candidates: Candidates
+    choice: Choice
+    details: Mapping[str, object] = field(default_factory=dict)
