@@ -52,6 +52,8 @@ class Worker:
     num_blocks: int | None = None
     publishes_events: bool = False
     """Whether KV events are expected from it: False means predictive mode."""
+    replays_events: bool = False
+    """Whether its publisher has a replay socket, so that missed events can be asked for again."""
 
     @property
     def base_model(self) -> str:
