@@ -1,0 +1,76 @@
+"""The configuration in force: plain, immutable values, and the only place where defaults are written.
+
+How values get here (flags, environment, file) is the business of `load`; what each means and may be is said
+once, in `options`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+PolicyParameters = Mapping[str, float | int | str | bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """One entry of `workers:` in a configuration file; None means: as for the rest of the fleet."""
+
+    url: str
+    name: str | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    role: str = "both"
+    api_key: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Every option under the name of its flag. Durations are seconds, sizes bytes; keys never appear in repr."""
+
+    config: str | None = None
+    host: str = "0.0.0.0"
+    port: int = 8000
+    admin_host: str = "127.0.0.1"
+    admin_port: int = 9190
+
+    worker_urls: tuple[str, ...] = ()
+    workers: tuple[WorkerConfig, ...] = ()
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    kv_topic: str = ""
+
+    policy: str = "kv"
+    policy_parameters: Mapping[str, PolicyParameters] = field(default_factory=dict)
+    """By policy name, only what was given; the rest are the policy's own defaults."""
+    tokens: str = "auto"
+    predicted_ttl: float = 120.0
+    bridge_ttl: float = 5.0
+    seed: int = 0
+
+    api_key: tuple[str, ...] = field(default=(), repr=False)
+    worker_api_key: str | None = field(default=None, repr=False)
+    admin_api_key: str | None = field(default=None, repr=False)
+    metrics_without_key: bool = False
+
+    log_level: str = "info"
+    access_log: str | None = None
+
+    max_body: int = 64 * 1024 * 1024
+    max_connections: int | None = None
+    connect_timeout: float = 5.0
+    first_byte_timeout: float = 600.0
+    idle_timeout: float = 120.0
+    request_timeout: float = 1800.0
+    client_write_timeout: float = 60.0
+    drain_timeout: float = 30.0
+    max_retries: int = 2
+    early_headers: bool = False
+
+    load_monitor_interval: float = 1.0
+    health_check_interval_secs: float = 10.0
+    health_check_timeout_secs: float = 5.0
+
+    def parameters_for(self, policy: str) -> PolicyParameters:
+        """What was configured for that policy, whether or not it is the one in force."""
+        return self.policy_parameters.get(policy, {})

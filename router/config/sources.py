@@ -1,0 +1,174 @@
+"""Where settings are given: flags, environment, and a YAML or TOML file, each read into the same shape.
+
+A source yields `Given` values by option name, still raw, together with where each was written; it reports
+unknown names. It judges no value.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from router.config.errors import Mistake, did_you_mean
+from router.config.help import OptionsHelp
+from router.config.options import BY_NAME, ENVIRONMENT_PREFIX, OPTIONS, Option, flag_of, variable_of
+
+NOT_SETTINGS = frozenset({"KVGATE_DATA", "KVGATE_INSTALL"})
+"""Variables with our prefix that other tools of this project read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The raw values that one source gives for an option; more than one only if the option takes many."""
+
+    option: Option
+    where: str
+    values: tuple[Any, ...]
+
+
+GivenValues = dict[str, Given]
+
+
+def from_flags(argv: Sequence[str], mistakes: list[Mistake]) -> GivenValues:
+    """Raises SystemExit(0) after `--help`, as argparse does."""
+    namespace, unknown = flag_parser().parse_known_args(list(argv))
+    mistakes.extend(_unknown_argument(argument) for argument in unknown)
+    given: GivenValues = {}
+    for option, flag, values in namespace.seen:
+        _add_flag(given, option, flag, values, mistakes)
+    return given
+
+
+def from_environment(environ: Mapping[str, str], mistakes: list[Mistake]) -> GivenValues:
+    given: GivenValues = {}
+    for variable in sorted(environ):
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_SETTINGS:
+            name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+            _add(given, name, variable, (environ[variable],), "environment", mistakes)
+    return given
+
+
+def from_file(path: str, content: str, mistakes: list[Mistake]) -> GivenValues:
+    given: GivenValues = {}
+    for key, raw in _parse(path, content, mistakes).items():
+        values = tuple(raw) if isinstance(raw, list) else (raw,)
+        _add(given, str(key).replace("-", "_"), f"{path}: {key}", values, "file", mistakes)
+    return given
+
+
+def flag_parser() -> argparse.ArgumentParser:
+    """Every option takes any number of words, so that how many are right is judged with all else."""
+    parser = argparse.ArgumentParser(
+        prog="kvgate serve",
+        description="A KV-cache-aware gateway in front of vLLM and SGLang workers.",
+        epilog="Each option is also an environment variable (--max-body: KVGATE_MAX_BODY) and a key of the "
+        "configuration file (max_body). Flags win over environment over file.",
+        allow_abbrev=False,
+        formatter_class=OptionsHelp,
+    )
+    parser.set_defaults(seen=[])
+    groups: dict[str, Any] = {}
+    for option in OPTIONS:
+        if "flag" in option.sources:
+            group = groups.get(option.group) or groups.setdefault(
+                option.group, parser.add_argument_group(option.group)
+            )
+            group.add_argument(*map(flag_of, option.names), action=_Record, nargs="*", option=option)
+    return parser
+
+
+class _Record(argparse.Action):
+    """Appends (option, the flag as typed, its words) to `namespace.seen`."""
+
+    def __init__(self, option: Option, **arguments: Any) -> None:
+        super().__init__(help=option.help.replace("%", "%%"), metavar=option.value.metavar, **arguments)
+        self.option = option
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.seen.append((self.option, option_string, tuple(values)))
+
+
+def _add_flag(
+    given: GivenValues, option: Option, flag: str, values: tuple[str, ...], mistakes: list[Mistake]
+) -> None:
+    if not values and option.value.metavar == "BOOL":
+        values = ("true",)
+    if not values or (len(values) > 1 and not option.many):
+        mistakes.append(Mistake(flag, f"takes one value, {len(values)} given" if values else "needs a value"))
+        return
+    earlier = given[option.name].values if option.many and option.name in given else ()
+    given[option.name] = Given(option, flag, earlier + values)
+
+
+def _add(
+    given: GivenValues, name: str, where: str, values: tuple[Any, ...], source: str, mistakes: list[Mistake]
+) -> None:
+    option = BY_NAME.get(name)
+    if option is None or source not in option.sources:
+        mistakes.append(Mistake(where, f"unknown{_nearest(name, source)}"))
+    elif option.name in given:
+        mistakes.append(Mistake(where, f"already given as {given[option.name].where}"))
+    elif len(values) != 1 and not option.many:
+        mistakes.append(Mistake(where, "takes one value, not a list"))
+    else:
+        given[option.name] = Given(option, where, values)
+
+
+def _nearest(name: str, source: str) -> str:
+    spell = variable_of if source == "environment" else str
+    known = [spell(each) for each, option in BY_NAME.items() if source in option.sources]
+    return did_you_mean(spell(name), known)
+
+
+def _unknown_argument(argument: str) -> Mistake:
+    if not argument.startswith("-"):
+        return Mistake(argument, "unexpected word; options begin with --")
+    flag = argument.partition("=")[0]
+    flags = [flag_of(name) for name, option in BY_NAME.items() if "flag" in option.sources]
+    return Mistake(flag, f"unknown flag{did_you_mean(flag, flags)}")
+
+
+def _parse(path: str, content: str, mistakes: list[Mistake]) -> Mapping[str, Any]:
+    suffix = path.rpartition(".")[2].lower()
+    parse = _PARSERS.get(suffix)
+    if parse is None:
+        mistakes.append(Mistake(path, "must end in .yaml, .yml or .toml"))
+        return {}
+    try:
+        parsed = parse(content)
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+        mistakes.append(Mistake(path, " ".join(str(error).split())))
+        return {}
+    if parsed is None:
+        return {}
+    if not isinstance(parsed, dict):
+        mistakes.append(Mistake(path, "must be a mapping of option names to values"))
+        return {}
+    return parsed
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets a later key silently replace an earlier one; a configuration must not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} given twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _parse_yaml(content: str) -> Any:
+    return yaml.load(content, Loader=_UniqueKeys)
+
+
+_PARSERS = {"yaml": _parse_yaml, "yml": _parse_yaml, "toml": tomllib.loads}

@@ -1,0 +1,170 @@
+"""What a single value may be: parsers that take text (flags, environment) or a file's own types.
+
+Each `Value` turns one raw value into the setting's type or raises ValueError; `allowed` says in words what it
+takes, for messages and for the documentation. No option is named here.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    unit: factor**power
+    for power, letter in enumerate("kmgt", start=1)
+    for unit, factor in ((f"{letter}b", 1000), (f"{letter}ib", 1024))
+}
+_TRUE = ("true", "yes", "on", "1")
+_FALSE = ("false", "no", "off", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """`parse` raises ValueError (its text is not shown); `allowed` completes the sentence "must be ..."."""
+
+    parse: Callable[[Any], Any]
+    allowed: str
+    metavar: str
+
+
+def text(*, empty: bool = False) -> Value:
+    def parse(raw: Any) -> str:
+        word = _text(raw)
+        if not word and not empty:
+            raise ValueError(raw)
+        return word
+
+    return Value(parse, "text" if empty else "text that is not empty", "TEXT")
+
+
+def key() -> Value:
+    """A secret that fits in a header: no spaces, never empty (an empty key would let everyone in)."""
+
+    def parse(raw: Any) -> str:
+        word = _text(raw)
+        if not re.fullmatch(r"[!-~]+", word):
+            raise ValueError
+        return word
+
+    return Value(parse, "a key of visible ASCII characters, or @FILE", "KEY")
+
+
+def boolean() -> Value:
+    return Value(_boolean, "true or false", "BOOL")
+
+
+def choice(names: Sequence[str], aliases: Mapping[str, str] | None = None) -> Value:
+    """One of `names`, in any case; `aliases` are taken too and mean what they map to."""
+    meanings = {name: name for name in names} | dict(aliases or {})
+
+    def parse(raw: Any) -> str:
+        word = _text(raw).lower().replace("-", "_")
+        if word not in meanings:
+            raise ValueError(word)
+        return meanings[word]
+
+    return Value(parse, "one of " + ", ".join(names), "NAME")
+
+
+def integer(minimum: int | None = None, maximum: int | None = None) -> Value:
+    def parse(raw: Any) -> int:
+        if isinstance(raw, bool) or not isinstance(raw, int | str):
+            raise ValueError(raw)
+        return _within(int(raw), minimum, maximum)
+
+    return Value(parse, "a whole number" + _range_words(minimum, maximum), "N")
+
+
+def number(minimum: float | None = None, maximum: float | None = None) -> Value:
+    def parse(raw: Any) -> float:
+        return _within(_finite(raw), minimum, maximum)
+
+    return Value(parse, "a number" + _range_words(minimum, maximum), "X")
+
+
+def duration(*, zero: bool = False) -> Value:
+    """Seconds as a number, or with a unit: 500ms, 30s, 2m, 1h."""
+
+    def parse(raw: Any) -> float:
+        seconds = _with_unit(raw, _DURATION_UNITS, default="s")
+        if seconds < 0 or (seconds == 0 and not zero):
+            raise ValueError(raw)
+        return seconds
+
+    above = "0 or more" if zero else "above 0"
+    return Value(parse, f"a duration {above}, in seconds or with a unit (500ms, 30s, 2m, 1h)", "SECONDS")
+
+
+def byte_size() -> Value:
+    """At least one byte: a number, or with a unit: 64MiB, 64MB, 512KiB."""
+
+    def parse(raw: Any) -> int:
+        return _within(int(_with_unit(raw, _SIZE_UNITS, default="")), 1, None)
+
+    return Value(parse, "a size above 0, in bytes or with a unit (64MiB, 64MB, 512KiB)", "SIZE")
+
+
+def optional(value: Value, *nothing: str) -> Value:
+    """`value`, or one of the words in `nothing` (and a file's null) for None."""
+
+    def parse(raw: Any) -> Any:
+        if raw is None or (isinstance(raw, str) and raw.strip().lower() in nothing):
+            return None
+        return value.parse(raw)
+
+    allowed = " or ".join([value.allowed, *nothing])
+    return Value(parse, allowed, value.metavar)
+
+
+def _text(raw: Any) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(raw)
+    return raw.strip()
+
+
+def _boolean(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    word = _text(raw).lower()
+    if word not in _TRUE + _FALSE:
+        raise ValueError(raw)
+    return word in _TRUE
+
+
+def _finite(raw: Any) -> float:
+    if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+        raise ValueError(raw)
+    value = float(raw)
+    if not math.isfinite(value):
+        raise ValueError(raw)
+    return value
+
+
+def _with_unit(raw: Any, units: Mapping[str, float], default: str) -> float:
+    if not isinstance(raw, str):
+        return _finite(raw)
+    match = re.fullmatch(r"([0-9.eE+-]*[0-9.])\s*([a-zA-Z]*)", raw.strip())
+    if match is None or (match[2] and match[2].lower() not in units):
+        raise ValueError(raw)
+    return _finite(match[1]) * units[match[2].lower() or default]
+
+
+def _within(value: Any, minimum: float | None, maximum: float | None) -> Any:
+    if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
+        raise ValueError(value)
+    return value
+
+
+def _range_words(minimum: float | None, maximum: float | None) -> str:
+    match minimum, maximum:
+        case None, None:
+            return ""
+        case _, None:
+            return f" of at least {minimum}"
+        case None, _:
+            return f" of at most {maximum}"
+    return f" from {minimum} to {maximum}"
