@@ -1,0 +1,128 @@
+"""Two real vLLM instances on the CPU, and the gateway before them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.support.gateway_process import GatewayProcess, running_gateway
+
+MODEL = Path(__file__).parent / "tiny-llama"
+BLOCK_TOKENS = 32  # CPU attention accepts multiples of 32 only
+NUM_BLOCKS = 256
+START_SECONDS = 240.0  # two instances on two cores need about 80 s
+
+
+@dataclass
+class VllmInstance:
+    """One engine process group; `events_port + 1` is its replay socket."""
+
+    index: int
+    port: int
+    events_port: int
+    environment: Path
+    process: asyncio.subprocess.Process | None = None
+    log: list[str] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        events = (
+            '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "", '
+            f'"endpoint": "tcp://*:{self.events_port}", '
+            f'"replay_endpoint": "tcp://127.0.0.1:{self.events_port + 1}"}}'
+        )
+        self.process = await asyncio.create_subprocess_exec(
+            str(self.environment / "bin" / "vllm"), "serve", str(MODEL),
+            "--served-model-name", "tiny-llama", "--load-format", "dummy",
+            "--host", "127.0.0.1", "--port", str(self.port),
+            "--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager",
+            "--enable-prefix-caching", "--enable-prompt-tokens-details",
+            "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(NUM_BLOCKS),
+            "--max-num-batched-tokens", "256", "--kv-events-config", events,
+            env={
+                **os.environ,
+                "VLLM_CPU_KVCACHE_SPACE": "1",
+                "VLLM_SERVER_DEV_MODE": "1",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": str(self.index % (os.cpu_count() or 1)),
+            },
+            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    async def until_healthy(self) -> None:
+        async with asyncio.timeout(START_SECONDS), aiohttp.ClientSession() as session:
+            while True:
+                assert self.process is not None
+                assert self.process.returncode is None, f"vLLM {self.index} ended at start"
+                with contextlib.suppress(aiohttp.ClientError):
+                    async with session.get(self.url + "/health") as response:
+                        if response.status == 200:
+                            return
+                await asyncio.sleep(0.5)  # polling another process
+
+    async def kill(self) -> None:
+        """The whole process group, at once, as a machine that dies would."""
+        if self.process is not None and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            await self.process.wait()
+            self.process._transport.close()  # type: ignore[attr-defined]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def vllm_environment() -> Path:
+    environment = Path(os.environ.get("VLLM_ENV", Path(__file__).resolve().parents[2] / ".venv-vllm"))
+    if not (environment / "bin" / "vllm").exists():
+        pytest.skip(f"no vLLM in {environment}: run `make test-vllm`, or set VLLM_ENV")
+    return environment
+
+
+@pytest.fixture(scope="module", loop_scope="module")
+async def engines(vllm_environment: Path) -> AsyncIterator[list[VllmInstance]]:
+    instances = [VllmInstance(i, free_port(), 15600 + 10 * i, vllm_environment) for i in range(2)]
+    try:
+        for instance in instances:
+            await instance.start()
+        for instance in instances:
+            await instance.until_healthy()
+        yield instances
+    finally:
+        for instance in instances:
+            await instance.kill()
+
+
+@pytest.fixture(scope="module", loop_scope="module")
+async def gateway(
+    engines: list[VllmInstance], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[GatewayProcess]:
+    config = tmp_path_factory.mktemp("gateway") / "kvgate.yaml"
+    config.write_text(
+        "workers:\n"
+        + "".join(
+            f"  - url: {engine.url}\n"
+            f"    name: engine-{engine.index}\n"
+            f"    kv_events: tcp://127.0.0.1:{engine.events_port}\n"
+            f"    kv_replay: tcp://127.0.0.1:{engine.events_port + 1}\n"
+            for engine in engines
+        )
+    )
+    async with running_gateway("--config", str(config), "--load-monitor-interval", "0.5") as process:
+        await process.workers(until=lambda rows: [row["trust"]["level"] for row in rows] == ["exact"] * 2)
+        yield process
