@@ -14,22 +14,6 @@ from tests.support.waiting import eventually
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.asyncio(loop_scope="module")]
 
 WORDS = "router worker block cache prefix token engine prompt decode prefill queue".split()  # noqa: SIM905
-    "router",
-    "worker",
-    "block",
-    "cache",
-    "prefix",
-    "token",
-    "engine",
-    "prompt",
-    "decode",
-    "prefill",
-    "queue",
-    "event",
-    "replay",
-    "hash",
-    "tree",
-]
 
 
 def text_of(seed: int, num_words: int) -> str:
