@@ -1,8 +1,8 @@
 """The contract of a policy.
 
-A policy is one file with one class: it states what it needs, and chooses a row of the candidates. It meets no
-index, no network and no clock; chance comes from the `rng` that it is handed. `tests/contract/test_policies.py`
-runs over every row of the `POLICIES` table.
+A policy is one file with one class: it states what it needs, and chooses a row of the candidates. It meets
+no index, no network and no clock; chance comes from the `rng` that it is handed. A contract test runs over
+every row of the `POLICIES` table.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from enum import Flag, auto
-from typing import Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
-from policies.types import Candidates, Choice, RoutingRequest
+from policies.parameters import Parameter, ParameterValue, fill_in
+from policies.types import Candidates, Choice, RoutingRequest, Worker
 
 
 class Needs(Flag):
@@ -20,8 +21,20 @@ class Needs(Flag):
 
     NOTHING = 0
     OVERLAP = auto()
+    """`device_overlap`, `host_overlap`, `disk_overlap`, `num_held_blocks`, `served_last_row`."""
     LOADS = auto()
+    """`active_prefill_blocks`, `num_active_requests`."""
+    DECODE_BLOCKS = auto()
+    """`potential_decode_blocks`."""
     SESSION = auto()
+    """`RoutingRequest.session`."""
+
+
+class TierWeights(NamedTuple):
+    """How much of a block's prefill is saved when it is held in host memory or on disk: 0 nothing, 1 all."""
+
+    host: float = 0.75
+    disk: float = 0.25
 
 
 class Policy(Protocol):
@@ -34,8 +47,41 @@ class Policy(Protocol):
     def needs(self) -> Needs: ...
 
     @property
-    def parameters(self) -> Mapping[str, float | int | str | bool]:
+    def parameters(self) -> Mapping[str, ParameterValue]:
         """The parameters in force, as shown by `GET /policy`."""
         ...
 
-    def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice: ...
+    @property
+    def tier_weights(self) -> TierWeights:
+        """What the booking of a request's prefill takes as cached, besides its blocks on the device."""
+        ...
+
+    @property
+    def assumes_kv_reuse(self) -> bool:
+        """Whether active requests that share a prefix on one worker share its blocks there."""
+        ...
+
+    def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice:
+        """The row to take. Leaves the policy as it was: what a choice teaches is learnt in `placed`."""
+        ...
+
+    def placed(self, worker: Worker) -> None:
+        """The choice was carried out. Memory is kept here, so that previews leave no trace."""
+        ...
+
+
+class BasePolicy:
+    """What most policies have in common: parameters checked against their declaration, and no memory."""
+
+    name: ClassVar[str]
+    needs: Needs = Needs.NOTHING
+    PARAMETERS: ClassVar[Mapping[str, Parameter]] = {}
+    tier_weights: TierWeights = TierWeights()
+    assumes_kv_reuse: bool = True
+
+    def __init__(self, parameters: Mapping[str, object] | None = None) -> None:
+        """Raises PolicyError for an unknown parameter or a value out of range."""
+        self.parameters: Mapping[str, ParameterValue] = fill_in(self.PARAMETERS, parameters, policy=self.name)
+
+    def placed(self, worker: Worker) -> None:
+        """Nothing to remember."""

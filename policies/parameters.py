@@ -1,0 +1,81 @@
+"""How a policy declares its parameters, and how a value for one is checked.
+
+A declaration is the single source of the command-line flag, the configuration key and the validation of a
+change while running. What a parameter means for the choice stands in the policy's own file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ParameterValue = float | int | bool
+"""An `int` is taken wherever a `float` is declared."""
+
+
+class PolicyError(ValueError):
+    """No such policy or parameter, or a value out of range. The message lists what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One setting of a policy.
+
+    `minimum` and `maximum` are inclusive; `maximum` None means any finite value. For a switch (a bool
+    default) both are ignored.
+    """
+
+    name: str
+    default: ParameterValue
+    minimum: float
+    maximum: float | None
+    help: str
+
+    @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words."""
+        if self.is_switch:
+            return "true or false"
+        if self.maximum is None:
+            return f"a finite number >= {self.minimum:g}"
+        return f"a number from {self.minimum:g} to {self.maximum:g}"
+
+    def check(self, value: object) -> ParameterValue:
+        """`value` if it is allowed, a number as float. Raises PolicyError."""
+        if self.is_switch:
+            if isinstance(value, bool):
+                return value
+        elif isinstance(value, int | float) and not isinstance(value, bool) and self._in_range(value):
+            return float(value)
+        raise PolicyError(f"{self.name} must be {self.allowed}, not {value!r}")
+
+    def _in_range(self, value: float) -> bool:
+        ceiling = math.inf if self.maximum is None else self.maximum
+        return math.isfinite(value) and self.minimum <= value <= ceiling
+
+
+def table_of(*parameters: Parameter) -> Mapping[str, Parameter]:
+    """Declarations by name, in the order given."""
+    return {parameter.name: parameter for parameter in parameters}
+
+
+def fill_in(
+    declared: Mapping[str, Parameter], given: Mapping[str, object] | None, *, policy: str
+) -> dict[str, ParameterValue]:
+    """Every declared parameter with its given or default value. Raises PolicyError."""
+    given = given or {}
+    unknown = [name for name in given if name not in declared]
+    if unknown:
+        allowed = ", ".join(declared) if declared else "none"
+        raise PolicyError(
+            f"policy {policy} has no parameter {', '.join(map(repr, unknown))}; it has: {allowed}"
+        )
+    return {
+        name: parameter.check(given[name]) if name in given else parameter.default
+        for name, parameter in declared.items()
+    }
