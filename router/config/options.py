@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from router.config.policy_options import KV_OPTIONS, POLICY_ALIASES, POLICY_NAMES, KvOption
+from policies import Parameter, parameters_of
+from router.config.policy_options import parameter_values, policy_value
 from router.config.settings import Settings
 from router.config.values import (
     Value,
@@ -81,14 +82,14 @@ def _row(name: str, value: Value, help: str, *aliases: str, **more: Any) -> dict
     return {"name": name, "value": value, "help": help, "aliases": aliases, **more}
 
 
-def _kv_option(option: KvOption) -> Option:
+def _kv_option(parameter: Parameter) -> Option:
     return Option(
-        name=f"kv_{option.name}",
-        value=option.value,
-        help=option.help,
+        name=f"kv_{parameter.name}",
+        value=parameter_values("kv")[parameter.name],
+        help=parameter.help,
         group="kv policy",
-        kv_parameter=option.name,
-        default_value=option.default,
+        kv_parameter=parameter.name,
+        default_value=parameter.default,
     )
 
 
@@ -156,7 +157,7 @@ OPTIONS: tuple[Option, ...] = (
         "routing",
         _row(
             "policy",
-            choice(POLICY_NAMES, POLICY_ALIASES),
+            policy_value(),
             "Who decides which worker serves a request.",
             "routing_logic",
         ),
@@ -179,7 +180,7 @@ OPTIONS: tuple[Option, ...] = (
         ),
         _row("seed", integer(), "Seed of all chance in routing."),
     ),
-    *map(_kv_option, KV_OPTIONS),
+    *map(_kv_option, parameters_of("kv").values()),
     *_group(
         "keys",
         _row(

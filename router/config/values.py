@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _SIZE_UNITS = {"": 1, "b": 1} | {
@@ -32,7 +32,7 @@ class Value:
 
 
 def text(*, empty: bool = False) -> Value:
-    def parse(raw: Any) -> str:
+    def parse(raw: object) -> str:
         word = _text(raw)
         if not word and not empty:
             raise ValueError(raw)
@@ -44,7 +44,7 @@ def text(*, empty: bool = False) -> Value:
 def key() -> Value:
     """A secret that fits in a header: no spaces, never empty (an empty key would let everyone in)."""
 
-    def parse(raw: Any) -> str:
+    def parse(raw: object) -> str:
         word = _text(raw)
         if not re.fullmatch(r"[!-~]+", word):
             raise ValueError
@@ -61,7 +61,7 @@ def choice(names: Sequence[str], aliases: Mapping[str, str] | None = None) -> Va
     """One of `names`, in any case; `aliases` are taken too and mean what they map to."""
     meanings = {name: name for name in names} | dict(aliases or {})
 
-    def parse(raw: Any) -> str:
+    def parse(raw: object) -> str:
         word = _text(raw).lower().replace("-", "_")
         if word not in meanings:
             raise ValueError(word)
@@ -71,7 +71,7 @@ def choice(names: Sequence[str], aliases: Mapping[str, str] | None = None) -> Va
 
 
 def integer(minimum: int | None = None, maximum: int | None = None) -> Value:
-    def parse(raw: Any) -> int:
+    def parse(raw: object) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int | str):
             raise ValueError(raw)
         return _within(int(raw), minimum, maximum)
@@ -80,7 +80,7 @@ def integer(minimum: int | None = None, maximum: int | None = None) -> Value:
 
 
 def number(minimum: float | None = None, maximum: float | None = None) -> Value:
-    def parse(raw: Any) -> float:
+    def parse(raw: object) -> float:
         return _within(_finite(raw), minimum, maximum)
 
     return Value(parse, "a number" + _range_words(minimum, maximum), "X")
@@ -89,7 +89,7 @@ def number(minimum: float | None = None, maximum: float | None = None) -> Value:
 def duration(*, zero: bool = False) -> Value:
     """Seconds as a number, or with a unit: 500ms, 30s, 2m, 1h."""
 
-    def parse(raw: Any) -> float:
+    def parse(raw: object) -> float:
         seconds = _with_unit(raw, _DURATION_UNITS, default="s")
         if seconds < 0 or (seconds == 0 and not zero):
             raise ValueError(raw)
@@ -102,7 +102,7 @@ def duration(*, zero: bool = False) -> Value:
 def byte_size() -> Value:
     """At least one byte: a number, or with a unit: 64MiB, 64MB, 512KiB."""
 
-    def parse(raw: Any) -> int:
+    def parse(raw: object) -> int:
         return _within(int(_with_unit(raw, _SIZE_UNITS, default="")), 1, None)
 
     return Value(parse, "a size above 0, in bytes or with a unit (64MiB, 64MB, 512KiB)", "SIZE")
@@ -111,7 +111,7 @@ def byte_size() -> Value:
 def optional(value: Value, *nothing: str) -> Value:
     """`value`, or one of the words in `nothing` (and a file's null) for None."""
 
-    def parse(raw: Any) -> Any:
+    def parse(raw: object) -> object:
         if raw is None or (isinstance(raw, str) and raw.strip().lower() in nothing):
             return None
         return value.parse(raw)
@@ -120,13 +120,13 @@ def optional(value: Value, *nothing: str) -> Value:
     return Value(parse, allowed, value.metavar)
 
 
-def _text(raw: Any) -> str:
+def _text(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError(raw)
     return raw.strip()
 
 
-def _boolean(raw: Any) -> bool:
+def _boolean(raw: object) -> bool:
     if isinstance(raw, bool):
         return raw
     word = _text(raw).lower()
@@ -135,7 +135,7 @@ def _boolean(raw: Any) -> bool:
     return word in _TRUE
 
 
-def _finite(raw: Any) -> float:
+def _finite(raw: object) -> float:
     if isinstance(raw, bool) or not isinstance(raw, int | float | str):
         raise ValueError(raw)
     value = float(raw)
@@ -144,7 +144,7 @@ def _finite(raw: Any) -> float:
     return value
 
 
-def _with_unit(raw: Any, units: Mapping[str, float], default: str) -> float:
+def _with_unit(raw: object, units: Mapping[str, float], default: str) -> float:
     if not isinstance(raw, str):
         return _finite(raw)
     match = re.fullmatch(r"([0-9.eE+-]*[0-9.])\s*([a-zA-Z]*)", raw.strip())
@@ -153,7 +153,10 @@ def _with_unit(raw: Any, units: Mapping[str, float], default: str) -> float:
     return _finite(match[1]) * units[match[2].lower() or default]
 
 
-def _within(value: Any, minimum: float | None, maximum: float | None) -> Any:
+_Number = TypeVar("_Number", int, float)
+
+
+def _within(value: _Number, minimum: float | None, maximum: float | None) -> _Number:
     if (minimum is not None and value < minimum) or (maximum is not None and value > maximum):
         raise ValueError(value)
     return value

@@ -1,0 +1,120 @@
+"""The metrics that requests leave behind, one cheap call for each thing that happened.
+
+A dispatched attempt is counted by `request_started`, a request by `request_ended`, once each. What is in flight
+is no pair of these two calls: it is read from the core's bookings, so that it can't drift from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric as Family
+from prometheus_client.registry import Collector
+
+from router.metrics import table
+from router.metrics.series import Counter, Histogram
+
+OTHER = "other"
+"""The model label of names that no worker serves: clients choose those, and must not choose our label sets."""
+
+
+class Metrics(Collector):
+    """One registry of its own; `registry` is what `/metrics` shows."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._requests = Counter(table.REQUESTS)
+        self._dispatches = Counter(table.DISPATCHES)
+        self._retries = Counter(table.RETRIES)
+        self._errors = Counter(table.ERRORS)
+        self._client_gone = Counter(table.CLIENT_GONE)
+        self._stream_errors = Counter(table.STREAM_ERRORS)
+        self._token_fallbacks = Counter(table.TOKEN_FALLBACKS)
+        self._expected_cached = Counter(table.EXPECTED_CACHED)
+        self._reported_cached = Counter(table.REPORTED_CACHED)
+        self._ttft = Histogram(table.TTFT)
+        self._itl = Histogram(table.ITL)
+        self._duration = Histogram(table.DURATION)
+        self._decision = Histogram(table.DECISION)
+        self._counted: tuple[Counter | Histogram, ...] = (
+            self._requests,
+            self._dispatches,
+            self._retries,
+            self._errors,
+            self._client_gone,
+            self._stream_errors,
+            self._token_fallbacks,
+            self._expected_cached,
+            self._reported_cached,
+            self._ttft,
+            self._itl,
+            self._duration,
+            self._decision,
+        )
+        self.registry.register(self)
+
+    def request_started(self, worker_id: str, model: str) -> None:
+        """An attempt goes out to that worker."""
+        self._dispatches.add((worker_id, self._model_label(model)))
+
+    def request_ended(
+        self,
+        worker_id: str,
+        policy: str,
+        model: str,
+        endpoint: str,
+        status: int,
+        outcome: str,
+        duration: float,
+    ) -> None:
+        """A request is over, however; `worker_id` and `policy` are "" when it met no worker. Seconds."""
+        self._requests.add((worker_id, policy, self._model_label(model), endpoint, str(status), outcome))
+        self._duration.observe((worker_id, policy), duration)
+
+    def ttft(self, worker_id: str, policy: str, seconds: float) -> None:
+        self._ttft.observe((worker_id, policy), seconds)
+
+    def itl(self, worker_id: str, policy: str, seconds: float) -> None:
+        self._itl.observe((worker_id, policy), seconds)
+
+    def retry(self, worker_id: str, reason: str) -> None:
+        """The attempt on that worker failed and another worker is tried."""
+        self._retries.add((worker_id, reason))
+
+    def error(self, kind: str) -> None:
+        """The gateway answered with an error of its own; `kind` is the error's code."""
+        self._errors.add((kind,))
+
+    def stage(self, stage: str, seconds: float) -> None:
+        """`stage` is parse, tokens, hash or route."""
+        self._decision.observe((stage,), seconds)
+
+    def cached(self, worker_id: str, expected: int, reported: int) -> None:
+        """A worker told how many prompt tokens it had cached, where the index had expected `expected`."""
+        self._expected_cached.add((worker_id,), expected)
+        self._reported_cached.add((worker_id,), reported)
+
+    def token_fallback(self, reason: str) -> None:
+        self._token_fallbacks.add((reason,))
+
+    def client_gone(self, phase: str) -> None:
+        self._client_gone.add((phase,))
+
+    def stream_error_event(self, worker_id: str, placed: bool) -> None:
+        self._stream_errors.add((worker_id, "true" if placed else "false"))
+
+    def collect(self) -> Iterator[Family]:
+        """Called by the registry for each scrape."""
+        for series in self._counted:
+            yield series.family()
+
+    def _forget_all_but(self, worker_ids: Collection[str]) -> None:
+        """Series of removed workers vanish; "" and "other" are nobody's."""
+        known = {*worker_ids, "", OTHER}
+        for series in self._counted:
+            if series.metric.labels[0] == "worker":
+                series.keep(lambda labels: labels[0] in known)
+
+    def _model_label(self, model: str) -> str:
+        return model
