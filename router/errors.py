@@ -1,8 +1,8 @@
 """What can go wrong with a request, and what its client is told.
 
 Each error belongs to someone (`blame`), carries its HTTP status, says whether another worker may do better
-(`retryable`), and is shaped as OpenAI's API does it, so that every client library can show it. What the gateway
-does about an error lives elsewhere.
+(`retryable`), and is shaped as OpenAI's API does it, so that every client library can show it. What the
+gateway does about an error lives elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Blame(StrEnum):
 class RouterError(Exception):
     """Answered as JSON `{"error": {"message", "type", "param", "code"}}` with `status`.
 
-    `param` names the field or header at fault, `code` is a stable word for programs, `headers` go out besides.
+    `param` names the field or header at fault, `code` is a stable word for programs, `headers` go out too.
     """
 
     status: int = 500

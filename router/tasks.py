@@ -16,8 +16,8 @@ _running: set[asyncio.Task[Any]] = set()
 
 
 def start_task(coroutine: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Run `coroutine` on the running loop. An exception that ends it is logged with its traceback; the task can
-    still be awaited."""
+    """Run `coroutine` on the running loop. An exception that ends it is logged with its traceback; the task
+    can still be awaited."""
     task = asyncio.get_running_loop().create_task(coroutine, name=name)
     _running.add(task)
     task.add_done_callback(_ended)
