@@ -1,0 +1,97 @@
+"""A scanner over the bytes of a server-sent event stream, whatever their chunking.
+
+It sees the first generated token, counts data lines, knows whether the bytes so far end between two events, and
+keeps the one line that carries `usage`. It never parses JSON and changes nothing: the bytes are relayed by
+others. Per chunk of whole events it costs a few substring searches in C and no loop.
+"""
+
+from __future__ import annotations
+
+import re
+
+from router.wire.limits import SSE_EVENT_BYTES_MAX
+
+_DELTA_EVENT = re.compile(rb'(?:^|[\r\n])(?:event: ?[\w.]*delta|data:[^\r\n]*"type": ?"[\w.]*delta")')
+"""Deltas of the responses protocol (`response.output_text.delta`) and of messages (`content_block_delta`). In the
+text of a model the quotes would be escaped."""
+
+_NULL_USAGE = re.compile(rb'"usage"\s*:\s*null')
+_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
+
+
+class SseScanner:
+    """`delta_events`: the first token is the first delta event (responses, messages), not the first data line
+    (chat, completions)."""
+
+    __slots__ = ("_delta_events", "_is_oversize", "_last_events", "_partial", "first_token_seen", "num_events", "usage_line")
+
+    def __init__(self, *, delta_events: bool) -> None:
+        self._delta_events = delta_events
+        self._partial = bytearray()
+        self._is_oversize = False
+        self._last_events = b""
+        self.first_token_seen = False
+        self.num_events = 0
+        """Data lines seen in whole events."""
+        self.usage_line = b""
+        """The last data line with a usage object: what follows `data:`."""
+
+    @property
+    def at_event_boundary(self) -> bool:
+        """Whether another event may be put here."""
+        return not self._partial
+
+    @property
+    def done_seen(self) -> bool:
+        """Whether the last data event was `[DONE]`."""
+        return _DONE.search(self._last_events) is not None
+
+    def feed(self, data: bytes) -> int:
+        """Take the next body bytes; returns how many data lines became whole with them."""
+        if self._partial or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
+            if not data:
+                return 0
+        num_events = data.count(b"\ndata:") + data.startswith(b"data:")
+        if num_events:
+            self._observe(data)
+            self.num_events += num_events
+        return num_events
+
+    def _observe(self, events: bytes) -> None:
+        self._last_events = events
+        if not self.first_token_seen:
+            self.first_token_seen = not self._delta_events or _DELTA_EVENT.search(events) is not None
+        if b'"usage"' in events:
+            self._keep_usage(events)
+
+    def _keep_usage(self, events: bytes) -> None:
+        """The last line with a usage that is not null. Few events have one, so a loop is affordable."""
+        for line in reversed(events.splitlines()):
+            if line.startswith(b"data:") and b'"usage"' in line and not _NULL_USAGE.search(line):
+                self.usage_line = line[len(b"data:") :]
+                return
+
+    def _whole_events(self, data: bytes) -> bytes:
+        """Join `data` to the event that is not whole yet; returns the events that are, keeps the rest."""
+        partial = self._partial
+        searched = max(0, len(partial) - 2)
+        partial += data
+        end = _last_boundary(partial, searched)
+        events = bytes(partial[:end])
+        del partial[:end]
+        if self._is_oversize and end:
+            self._is_oversize = False
+            events = b"data:" + events
+        if len(partial) > SSE_EVENT_BYTES_MAX:
+            self._is_oversize = True
+            del partial[:-3]
+        return events
+
+
+def _last_boundary(data: bytearray, start: int) -> int:
+    """Where the last blank line from `start` on ends; 0 without one. Lines end in LF, CRLF or CR."""
+    lf = data.rfind(b"\n\n", start)
+    crlf = data.rfind(b"\n\r\n", start)
+    cr = data.rfind(b"\r\r", start)
+    return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0, cr + 2 if cr >= 0 else 0)
