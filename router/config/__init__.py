@@ -1,4 +1,7 @@
-"""Configuration: `load` turns flags, environment and a file into `Settings`, or raises every mistake at once."""
+"""Flags, environment and a file become `Settings`, or raise every mistake at once.
+
+`options` is the table of what can be set; everything else here is derived from it or serves it.
+"""
 
 from router.config.errors import ConfigErrors, Mistake
 from router.config.load import load

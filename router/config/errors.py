@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`where` names the flag, variable or file key as the user wrote it; `what` is wrong, and what is allowed."""
+    """`where` is the flag, variable or file key as it was written; `what` is wrong, and what is allowed."""
 
     where: str
     what: str
@@ -26,7 +26,7 @@ class ConfigErrors(Exception):
         super().__init__("\n".join(str(mistake) for mistake in self.mistakes))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """` (did you mean x?)`, or nothing when no known name is near."""
-    near = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f" (did you mean {near[0]}?)" if near else ""
+def did_you_mean(word: str, known: Iterable[str], spell: Callable[[str], str] = str) -> str:
+    """` (did you mean x?)`, or nothing when no name is near; `spell` is how names are written here."""
+    near = get_close_matches(word, list(known), n=1, cutoff=0.7)
+    return f" (did you mean {spell(near[0])}?)" if near else ""

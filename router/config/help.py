@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+
+from router.config.options import Option
 
 
 class OptionsHelp(argparse.HelpFormatter):
@@ -11,18 +12,26 @@ class OptionsHelp(argparse.HelpFormatter):
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
         option = getattr(action, "option", None)
-        if option is None:
+        if not isinstance(option, Option):
             return super()._format_args(action, default_metavar)
-        return f"{option.value.metavar} ..." if option.many else str(option.value.metavar)
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        option = getattr(action, "option", None)
-        if option is None:
-            return action.help or ""
-        return f"{action.help} {_default_words(option.default)}".strip()
+        if option.value.switch:
+            return f"[{option.value.metavar}]"
+        return f"{option.value.metavar} ..." if option.many else option.value.metavar
 
 
-def _default_words(default: Any) -> str:
-    if default in (None, (), ""):
+def help_line(option: Option) -> str:
+    default = default_words(option)
+    line = f"{option.help} [{default}]" if default else option.help
+    return line.replace("%", "%%")
+
+
+def default_words(option: Option) -> str:
+    """The default as one would write it; "" where there is none."""
+    default = option.default
+    if default is None or default == () or default == "":
         return ""
-    return f"[{str(default).lower() if isinstance(default, bool) else default}]"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if option.value.metavar == "SIZE" and isinstance(default, int):
+        return f"{default >> 20}MiB"
+    return f"{default:g}" if isinstance(default, float) else str(default)

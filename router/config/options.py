@@ -1,18 +1,17 @@
 """The table of options: flags, environment variables, file keys, help text and docs all come from here.
 
 An option `max_body` is the flag `--max-body`, the variable `KVGATE_MAX_BODY` and the file key `max_body`. Its
-default is the one of the field of that name in `Settings`. Aliases are names that users of other routers type;
-they mean the same everywhere.
+default is that of the field of the same name in `Settings`. Aliases are names that users of other routers
+type; they mean the same in every source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import partial
 
-from policies import Parameter, parameters_of
-from router.config.policy_options import parameter_values, policy_value
+from policies import ALIASES, POLICIES, Parameter, parameters_of
 from router.config.settings import Settings
 from router.config.values import (
     Value,
@@ -22,6 +21,7 @@ from router.config.values import (
     duration,
     integer,
     key,
+    number,
     optional,
     text,
 )
@@ -30,40 +30,35 @@ ENVIRONMENT_PREFIX = "KVGATE_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ROLES = ("both", "prefill", "decode")
 
+EVERYWHERE = frozenset({"flag", "environment", "file"})
+NOT_IN_FILE = frozenset({"flag", "environment"})
+FILE_ONLY = frozenset({"file"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One thing that can be set. `many` collects values (a `split` one also at spaces and commas); a `secret`
-    may be given as `@FILE` and is never shown; `sources` says where it may stand."""
+    """One thing that can be set.
+
+    `many` collects values, a `split` one also at spaces and commas. A `secret` may be given as `@FILE` and
+    is never shown. `sources` says where the option may stand. `kv_parameter` names the parameter of the kv policy
+    that it sets; every other option is a field of Settings.
+    """
 
     name: str
     value: Value
     help: str
     group: str
+    default: object
     aliases: tuple[str, ...] = ()
     many: bool = False
     split: bool = False
     secret: bool = False
-    sources: frozenset[str] = frozenset({"flag", "environment", "file"})
+    sources: frozenset[str] = EVERYWHERE
     kv_parameter: str | None = None
-    """The parameter of the kv policy that this option sets; such an option is no field of Settings."""
-    default_value: Any = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return (self.name, *self.aliases)
-
-    @property
-    def flag(self) -> str:
-        return flag_of(self.name)
-
-    @property
-    def variable(self) -> str:
-        return variable_of(self.name)
-
-    @property
-    def default(self) -> Any:
-        return self.default_value if self.kv_parameter else _DEFAULTS[self.name]
 
 
 def flag_of(name: str) -> str:
@@ -74,170 +69,135 @@ def variable_of(name: str) -> str:
     return ENVIRONMENT_PREFIX + name.upper()
 
 
-def _group(group: str, *rows: dict[str, Any]) -> Iterator[Option]:
-    return (Option(group=group, **row) for row in rows)
+def parameter_values(policy: str) -> dict[str, Value]:
+    """What the parameters of that policy may be, by name."""
+    return {name: _parameter_value(parameter) for name, parameter in parameters_of(policy).items()}
 
 
-def _row(name: str, value: Value, help: str, *aliases: str, **more: Any) -> dict[str, Any]:
-    return {"name": name, "value": value, "help": help, "aliases": aliases, **more}
+_DEFAULTS = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
+
+
+def _option(
+    group: str,
+    name: str,
+    value: Value,
+    help: str,
+    *aliases: str,
+    many: bool = False,
+    split: bool = False,
+    secret: bool = False,
+    sources: frozenset[str] = EVERYWHERE,
+) -> Option:
+    return Option(
+        name=name,
+        value=value,
+        help=help,
+        group=group,
+        default=_DEFAULTS[name],
+        aliases=aliases,
+        many=many,
+        split=split,
+        secret=secret,
+        sources=sources,
+    )
 
 
 def _kv_option(parameter: Parameter) -> Option:
     return Option(
         name=f"kv_{parameter.name}",
-        value=parameter_values("kv")[parameter.name],
+        value=_parameter_value(parameter),
         help=parameter.help,
         group="kv policy",
+        default=parameter.default,
         kv_parameter=parameter.name,
-        default_value=parameter.default,
     )
 
 
-_PORT = integer(0, 65535)
-_ADDRESS = optional(text(), "none")
-_DEFAULTS = {field.name: getattr(Settings(), field.name) for field in fields(Settings)}
+def _parameter_value(parameter: Parameter) -> Value:
+    return boolean() if parameter.is_switch else number(parameter.minimum, parameter.maximum)
 
+
+_listening: Callable[..., Option] = partial(_option, "listening")
+_workers: Callable[..., Option] = partial(_option, "workers")
+_routing: Callable[..., Option] = partial(_option, "routing")
+_keys: Callable[..., Option] = partial(_option, "keys")
+_logs: Callable[..., Option] = partial(_option, "logs")
+_limits: Callable[..., Option] = partial(_option, "limits and times")
+
+_port = integer(0, 65535, metavar="PORT")
+_address = text(metavar="ADDRESS")
+_template = optional(text(metavar="TEMPLATE"), "none")
+_policy = choice(tuple(POLICIES), ALIASES)
+_tokens = choice(("auto", "engine", "bytes"))
+_log_level = choice(LOG_LEVELS, {"warn": "warning"})
+_access_log = optional(choice(("text", "json")), "none")
+
+# fmt: off
 OPTIONS: tuple[Option, ...] = (
-    *_group(
-        "listening",
-        _row(
-            "config",
-            optional(text()),
-            "Configuration file, .yaml, .yml or .toml.",
-            sources=frozenset({"flag", "environment"}),
-        ),
-        _row("host", text(), "Address of the public port."),
-        _row("port", _PORT, "Public port; 0 takes a free one."),
-        _row(
-            "admin_host",
-            text(),
-            "Address of the admin port; other than loopback only with --admin-api-key.",
-            "prometheus_host",
-        ),
-        _row(
-            "admin_port",
-            _PORT,
-            "Admin port: metrics, workers, explain; 0 takes a free one.",
-            "prometheus_port",
-        ),
-    ),
-    *_group(
-        "workers",
-        _row(
-            "worker_urls",
-            text(),
-            "URLs of the workers, separated by spaces or commas, or repeated.",
-            "static_backends",
-            many=True,
-            split=True,
-        ),
-        _row(
-            "workers",
-            text(),
-            "Workers with values of their own: url, name, kv_events, kv_replay, role, api_key.",
-            many=True,
-            sources=frozenset({"file"}),
-        ),
-        _row(
-            "kv_events",
-            _ADDRESS,
-            "Template of the KV event endpoints, such as tcp://{host}:5557; {host}, {port}, {port+N}, {index}.",
-        ),
-        _row(
-            "kv_replay",
-            _ADDRESS,
-            "Template of the endpoints that replay KV events, such as tcp://{host}:5558.",
-        ),
-        _row("kv_topic", text(empty=True), "Topic prefix of the KV events to subscribe to; empty takes all."),
-        _row("load_monitor_interval", duration(), "How often the workers' own metrics are read."),
-        _row("health_check_interval_secs", duration(), "How often each worker's health is probed."),
-        _row("health_check_timeout_secs", duration(), "How long a health probe may take."),
-    ),
-    *_group(
-        "routing",
-        _row(
-            "policy",
-            policy_value(),
-            "Who decides which worker serves a request.",
-            "routing_logic",
-        ),
-        _row(
-            "tokens",
-            choice(("auto", "engine", "bytes")),
-            "Where a prompt's tokens come from: the worker's /tokenize, blocks of bytes, or whichever the policy can use.",
-        ),
-        _row("predicted_ttl", duration(), "How long a decision is believed for workers without KV events."),
-        _row(
-            "bridge_ttl",
-            duration(zero=True),
-            "How long a decision is believed while the worker's KV event is on its way.",
-        ),
-        _row(
-            "max_retries",
-            integer(0),
-            "How many other workers are tried when one fails before its first body byte.",
-            "retry_max_retries",
-        ),
-        _row("seed", integer(), "Seed of all chance in routing."),
-    ),
+    _listening("config", optional(text(metavar="FILE")), "Configuration file: .yaml, .yml or .toml.",
+               sources=NOT_IN_FILE),
+    _listening("host", _address, "Address of the public port."),
+    _listening("port", _port, "Public port; 0 takes a free one."),
+    _listening("admin_host", _address, "Address of the admin port; beyond loopback only with an admin key.",
+               "prometheus_host"),
+    _listening("admin_port", _port, "Port of metrics, workers and explain; 0 takes a free one.",
+               "prometheus_port"),
+
+    _workers("worker_urls", text(metavar="URL"), "The workers, separated by spaces or commas, or repeated.",
+             "static_backends", many=True, split=True),
+    _workers("workers", text(metavar="WORKER"), "Workers with values of their own.", many=True,
+             sources=FILE_ONLY),
+    _workers("kv_events", _template, "Where workers publish KV events, such as tcp://{host}:5557; {host}, "
+             "{port}, {port+N} and {index} are filled in for each worker."),
+    _workers("kv_replay", _template, "Where they replay KV events after a gap, such as tcp://{host}:5558."),
+    _workers("kv_topic", text(empty=True, metavar="PREFIX"), "Topic of the KV events; empty takes all."),
+    _workers("load_monitor_interval", duration(), "How often the workers' own metrics are read."),
+    _workers("health_check_interval_secs", duration(), "How often the health of each worker is probed."),
+    _workers("health_check_timeout_secs", duration(), "How long such a probe may take."),
+
+    _routing("policy", _policy, "Who decides which worker serves a request.", "routing_logic"),
+    _routing("tokens", _tokens, "Where the tokens of a prompt come from: the worker's /tokenize (engine), "
+             "blocks of bytes (bytes), or whichever serves the policy and the worker (auto)."),
+    _routing("predicted_ttl", duration(), "How long a decision is believed where no KV events come."),
+    _routing("bridge_ttl", duration(zero=True), "How long it is believed while the KV event is on its way."),
+    _routing("max_retries", integer(0), "Other workers to try when one fails before its first body byte.",
+             "retry_max_retries"),
+    _routing("seed", integer(), "Seed of all chance in routing."),
+
     *map(_kv_option, parameters_of("kv").values()),
-    *_group(
-        "keys",
-        _row(
-            "api_key",
-            key(),
-            "Key that clients must show as bearer token; repeatable, or @FILE with one key a line. Never sent to a worker.",
-            many=True,
-            secret=True,
-        ),
-        _row("worker_api_key", optional(key()), "Key shown to the workers, or @FILE.", secret=True),
-        _row("admin_api_key", optional(key()), "Key that the admin port asks for, or @FILE.", secret=True),
-        _row("metrics_without_key", boolean(), "Leave /metrics of the admin port open."),
-    ),
-    *_group(
-        "logs",
-        _row("log_level", choice(LOG_LEVELS, {"warn": "warning"}), "How much is logged."),
-        _row(
-            "access_log",
-            optional(choice(("text", "json")), "none"),
-            "One line for each request, in this format.",
-        ),
-    ),
-    *_group(
-        "limits and times",
-        _row("max_body", byte_size(), "Largest request body.", "max_payload_size"),
-        _row(
-            "max_connections",
-            optional(integer(1), "none"),
-            "Most client connections; none: what the file descriptor limit allows.",
-        ),
-        _row("connect_timeout", duration(), "How long connecting to a worker may take."),
-        _row("first_byte_timeout", duration(), "How long a worker may take to its first body byte."),
-        _row("idle_timeout", duration(), "How long a worker may be silent in the middle of an answer."),
-        _row("request_timeout", duration(), "How long a request may take in all.", "request_timeout_secs"),
-        _row("client_write_timeout", duration(), "How long a client may take no bytes of its answer."),
-        _row(
-            "drain_timeout",
-            duration(zero=True),
-            "How long streams may go on after SIGTERM.",
-            "shutdown_grace_period_secs",
-        ),
-        _row(
-            "early_headers",
-            boolean(),
-            "Send the head of a stream before its first body byte; its worker can't be replaced from then on.",
-        ),
-    ),
+
+    _keys("api_key", key(), "Key that clients must show as bearer token, never sent to a worker; repeatable, "
+          "or @FILE with one a line.", many=True, secret=True),
+    _keys("worker_api_key", optional(key()), "Key shown to the workers, or @FILE.", secret=True),
+    _keys("admin_api_key", optional(key()), "Key that the admin port asks for, or @FILE.", secret=True),
+    _keys("metrics_without_key", boolean(), "Leave /metrics of the admin port open."),
+
+    _logs("log_level", _log_level, "The least important messages to log."),
+    _logs("access_log", _access_log, "Log one line for each request, in this format."),
+
+    _limits("max_body", byte_size(), "The largest request body.", "max_payload_size"),
+    _limits("max_connections", optional(integer(1), "none"),
+            "The most client connections; none: what the limit on file descriptors allows."),
+    _limits("connect_timeout", duration(), "How long connecting to a worker may take."),
+    _limits("first_byte_timeout", duration(), "How long a worker may be silent before its first body byte."),
+    _limits("idle_timeout", duration(), "How long a worker may be silent in the middle of an answer."),
+    _limits("request_timeout", duration(), "How long a request may take in all.", "request_timeout_secs"),
+    _limits("client_write_timeout", duration(), "How long a client may take no bytes of its answer."),
+    _limits("drain_timeout", duration(zero=True), "How long streams may go on after SIGTERM.",
+            "shutdown_grace_period_secs"),
+    _limits("early_headers", boolean(), "Send the head of a stream before its first body byte; from then on "
+            "its worker can't be replaced."),
 )
+# fmt: on
+
+BY_NAME: dict[str, Option] = {name: option for option in OPTIONS for name in option.names}
 
 WORKER_KEYS: dict[str, Value] = {
-    "url": text(),
+    "url": text(metavar="URL"),
     "name": optional(text()),
-    "kv_events": _ADDRESS,
-    "kv_replay": _ADDRESS,
+    "kv_events": _template,
+    "kv_replay": _template,
     "role": choice(ROLES),
     "api_key": optional(key()),
 }
-"""What an entry of `workers:` may say."""
-
-BY_NAME: dict[str, Option] = {name: option for option in OPTIONS for name in option.names}
+"""What an entry of `workers:` in a file may say."""

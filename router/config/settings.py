@@ -26,7 +26,7 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Every option under the name of its flag. Durations are seconds, sizes bytes; keys never appear in repr."""
+    """Every option under the name of its flag. Durations are seconds, sizes bytes; keys stay out of repr."""
 
     config: str | None = None
     host: str = "0.0.0.0"

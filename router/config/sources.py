@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import argparse
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import yaml
 
 from router.config.errors import Mistake, did_you_mean
-from router.config.help import OptionsHelp
+from router.config.help import OptionsHelp, help_line
 from router.config.options import BY_NAME, ENVIRONMENT_PREFIX, OPTIONS, Option, flag_of, variable_of
 
 NOT_SETTINGS = frozenset({"KVGATE_DATA", "KVGATE_INSTALL"})
@@ -37,7 +39,7 @@ GivenValues = dict[str, Given]
 def from_flags(argv: Sequence[str], mistakes: list[Mistake]) -> GivenValues:
     """Raises SystemExit(0) after `--help`, as argparse does."""
     namespace, unknown = flag_parser().parse_known_args(list(argv))
-    mistakes.extend(_unknown_argument(argument) for argument in unknown)
+    mistakes.extend(_unknown_arguments(unknown))
     given: GivenValues = {}
     for option, flag, values in namespace.seen:
         _add_flag(given, option, flag, values, mistakes)
@@ -49,15 +51,14 @@ def from_environment(environ: Mapping[str, str], mistakes: list[Mistake]) -> Giv
     for variable in sorted(environ):
         if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_SETTINGS:
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
-            _add(given, name, variable, (environ[variable],), "environment", mistakes)
+            _add(given, name, variable, environ[variable], "environment", mistakes)
     return given
 
 
 def from_file(path: str, content: str, mistakes: list[Mistake]) -> GivenValues:
     given: GivenValues = {}
     for key, raw in _parse(path, content, mistakes).items():
-        values = tuple(raw) if isinstance(raw, list) else (raw,)
-        _add(given, str(key).replace("-", "_"), f"{path}: {key}", values, "file", mistakes)
+        _add(given, str(key).replace("-", "_"), f"{path}: {key}", raw, "file", mistakes)
     return given
 
 
@@ -72,31 +73,38 @@ def flag_parser() -> argparse.ArgumentParser:
         formatter_class=OptionsHelp,
     )
     parser.set_defaults(seen=[])
-    groups: dict[str, Any] = {}
-    for option in OPTIONS:
-        if "flag" in option.sources:
-            group = groups.get(option.group) or groups.setdefault(
-                option.group, parser.add_argument_group(option.group)
-            )
+    for title, options in groupby(_flag_options(), key=attrgetter("group")):
+        group = parser.add_argument_group(title)
+        for option in options:
             group.add_argument(*map(flag_of, option.names), action=_Record, nargs="*", option=option)
     return parser
+
+
+def _flag_options() -> list[Option]:
+    return [option for option in OPTIONS if "flag" in option.sources]
 
 
 class _Record(argparse.Action):
     """Appends (option, the flag as typed, its words) to `namespace.seen`."""
 
-    def __init__(self, option: Option, **arguments: Any) -> None:
-        super().__init__(help=option.help.replace("%", "%%"), metavar=option.value.metavar, **arguments)
+    def __init__(self, option_strings: list[str], dest: str, nargs: str, option: Option) -> None:
+        super().__init__(option_strings, dest, nargs=nargs, default=argparse.SUPPRESS, help=help_line(option))
         self.option = option
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        namespace.seen.append((self.option, option_string, tuple(values)))
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.seen.append((self.option, option_string, tuple(values or ())))
 
 
 def _add_flag(
     given: GivenValues, option: Option, flag: str, values: tuple[str, ...], mistakes: list[Mistake]
 ) -> None:
-    if not values and option.value.metavar == "BOOL":
+    if not values and option.value.switch:
         values = ("true",)
     if not values or (len(values) > 1 and not option.many):
         mistakes.append(Mistake(flag, f"takes one value, {len(values)} given" if values else "needs a value"))
@@ -106,36 +114,39 @@ def _add_flag(
 
 
 def _add(
-    given: GivenValues, name: str, where: str, values: tuple[Any, ...], source: str, mistakes: list[Mistake]
+    given: GivenValues, name: str, where: str, raw: object, source: str, mistakes: list[Mistake]
 ) -> None:
     option = BY_NAME.get(name)
     if option is None or source not in option.sources:
         mistakes.append(Mistake(where, f"unknown{_nearest(name, source)}"))
     elif option.name in given:
         mistakes.append(Mistake(where, f"already given as {given[option.name].where}"))
-    elif len(values) != 1 and not option.many:
+    elif isinstance(raw, list) and not option.many:
         mistakes.append(Mistake(where, "takes one value, not a list"))
     else:
-        given[option.name] = Given(option, where, values)
+        given[option.name] = Given(option, where, tuple(raw) if isinstance(raw, list) else (raw,))
 
 
 def _nearest(name: str, source: str) -> str:
-    spell = variable_of if source == "environment" else str
-    known = [spell(each) for each, option in BY_NAME.items() if source in option.sources]
-    return did_you_mean(spell(name), known)
+    known = [each for each, option in BY_NAME.items() if source in option.sources]
+    return did_you_mean(name, known, spell=variable_of if source == "environment" else str)
 
 
-def _unknown_argument(argument: str) -> Mistake:
-    if not argument.startswith("-"):
-        return Mistake(argument, "unexpected word; options begin with --")
-    flag = argument.partition("=")[0]
-    flags = [flag_of(name) for name, option in BY_NAME.items() if "flag" in option.sources]
-    return Mistake(flag, f"unknown flag{did_you_mean(flag, flags)}")
+def _unknown_arguments(arguments: Sequence[str]) -> Iterator[Mistake]:
+    """A word behind an unknown flag is taken for its value, which is no second mistake."""
+    flags = [name for option in _flag_options() for name in option.names]
+    flag = ""
+    for argument in arguments:
+        if argument.startswith("--"):
+            flag = argument.partition("=")[0]
+            name = flag.removeprefix("--").replace("-", "_")
+            yield Mistake(flag, f"unknown flag{did_you_mean(name, flags, spell=flag_of)}")
+        elif not flag:
+            yield Mistake(argument, "unexpected word: options begin with --")
 
 
 def _parse(path: str, content: str, mistakes: list[Mistake]) -> Mapping[str, Any]:
-    suffix = path.rpartition(".")[2].lower()
-    parse = _PARSERS.get(suffix)
+    parse = _PARSERS.get(path.rpartition(".")[2].lower())
     if parse is None:
         mistakes.append(Mistake(path, "must end in .yaml, .yml or .toml"))
         return {}
@@ -156,19 +167,22 @@ class _UniqueKeys(yaml.SafeLoader):
     """YAML lets a later key silently replace an earlier one; a configuration must not."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} given twice", key_node.start_mark
-                )
-            seen.add(key)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"key {key.value!r} given twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def _parse_yaml(content: str) -> Any:
-    return yaml.load(content, Loader=_UniqueKeys)
+def _parse_yaml(content: str) -> object:
+    return yaml.load(content, Loader=_UniqueKeys)  # a SafeLoader
 
 
-_PARSERS = {"yaml": _parse_yaml, "yml": _parse_yaml, "toml": tomllib.loads}
+_PARSERS: dict[str, Callable[[str], object]] = {
+    "yaml": _parse_yaml,
+    "yml": _parse_yaml,
+    "toml": tomllib.loads,
+}

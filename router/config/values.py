@@ -1,7 +1,6 @@
 """What a single value may be: parsers that take text (flags, environment) or a file's own types.
 
-Each `Value` turns one raw value into the setting's type or raises ValueError; `allowed` says in words what it
-takes, for messages and for the documentation. No option is named here.
+No option is named here.
 """
 
 from __future__ import annotations
@@ -10,10 +9,12 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
+
+_Number = TypeVar("_Number", int, float)
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_SIZE_UNITS = {"": 1, "b": 1} | {
+_SIZE_UNITS = {"b": 1} | {
     unit: factor**power
     for power, letter in enumerate("kmgt", start=1)
     for unit, factor in ((f"{letter}b", 1000), (f"{letter}ib", 1024))
@@ -24,21 +25,23 @@ _FALSE = ("false", "no", "off", "0")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """`parse` raises ValueError (its text is not shown); `allowed` completes the sentence "must be ..."."""
+    """`parse` turns a raw value into the setting's type or raises ValueError, whose text is not shown;
+    `allowed` completes the sentence "must be ...". A `switch` needs no word on the command line."""
 
-    parse: Callable[[Any], Any]
+    parse: Callable[[object], object]
     allowed: str
     metavar: str
+    switch: bool = False
 
 
-def text(*, empty: bool = False) -> Value:
+def text(*, empty: bool = False, metavar: str = "TEXT") -> Value:
     def parse(raw: object) -> str:
         word = _text(raw)
         if not word and not empty:
             raise ValueError(raw)
         return word
 
-    return Value(parse, "text" if empty else "text that is not empty", "TEXT")
+    return Value(parse, "text" if empty else "text that is not empty", metavar)
 
 
 def key() -> Value:
@@ -54,11 +57,19 @@ def key() -> Value:
 
 
 def boolean() -> Value:
-    return Value(_boolean, "true or false", "BOOL")
+    def parse(raw: object) -> bool:
+        if isinstance(raw, bool):
+            return raw
+        word = _text(raw).lower()
+        if word not in _TRUE + _FALSE:
+            raise ValueError(raw)
+        return word in _TRUE
+
+    return Value(parse, "true or false", "BOOL", switch=True)
 
 
 def choice(names: Sequence[str], aliases: Mapping[str, str] | None = None) -> Value:
-    """One of `names`, in any case; `aliases` are taken too and mean what they map to."""
+    """One of `names`, in any case and with dashes or underscores; an alias means what it maps to."""
     meanings = {name: name for name in names} | dict(aliases or {})
 
     def parse(raw: object) -> str:
@@ -70,13 +81,13 @@ def choice(names: Sequence[str], aliases: Mapping[str, str] | None = None) -> Va
     return Value(parse, "one of " + ", ".join(names), "NAME")
 
 
-def integer(minimum: int | None = None, maximum: int | None = None) -> Value:
+def integer(minimum: int | None = None, maximum: int | None = None, *, metavar: str = "N") -> Value:
     def parse(raw: object) -> int:
         if isinstance(raw, bool) or not isinstance(raw, int | str):
             raise ValueError(raw)
         return _within(int(raw), minimum, maximum)
 
-    return Value(parse, "a whole number" + _range_words(minimum, maximum), "N")
+    return Value(parse, "a whole number" + _range_words(minimum, maximum), metavar)
 
 
 def number(minimum: float | None = None, maximum: float | None = None) -> Value:
@@ -90,49 +101,39 @@ def duration(*, zero: bool = False) -> Value:
     """Seconds as a number, or with a unit: 500ms, 30s, 2m, 1h."""
 
     def parse(raw: object) -> float:
-        seconds = _with_unit(raw, _DURATION_UNITS, default="s")
+        seconds = _with_unit(raw, _DURATION_UNITS)
         if seconds < 0 or (seconds == 0 and not zero):
             raise ValueError(raw)
         return seconds
 
-    above = "0 or more" if zero else "above 0"
-    return Value(parse, f"a duration {above}, in seconds or with a unit (500ms, 30s, 2m, 1h)", "SECONDS")
+    above = "of 0 or more" if zero else "above 0"
+    return Value(parse, f"a duration {above}: seconds, or with a unit (500ms, 30s, 2m, 1h)", "SECONDS")
 
 
 def byte_size() -> Value:
     """At least one byte: a number, or with a unit: 64MiB, 64MB, 512KiB."""
 
     def parse(raw: object) -> int:
-        return _within(int(_with_unit(raw, _SIZE_UNITS, default="")), 1, None)
+        return _within(int(_with_unit(raw, _SIZE_UNITS)), 1, None)
 
-    return Value(parse, "a size above 0, in bytes or with a unit (64MiB, 64MB, 512KiB)", "SIZE")
+    return Value(parse, "a size above 0: bytes, or with a unit (64MiB, 64MB, 512KiB)", "SIZE")
 
 
 def optional(value: Value, *nothing: str) -> Value:
-    """`value`, or one of the words in `nothing` (and a file's null) for None."""
+    """`value`; or None for null in a file and for each of the words in `nothing`."""
 
     def parse(raw: object) -> object:
         if raw is None or (isinstance(raw, str) and raw.strip().lower() in nothing):
             return None
         return value.parse(raw)
 
-    allowed = " or ".join([value.allowed, *nothing])
-    return Value(parse, allowed, value.metavar)
+    return Value(parse, " or ".join([value.allowed, *nothing]), value.metavar)
 
 
 def _text(raw: object) -> str:
     if not isinstance(raw, str):
         raise ValueError(raw)
     return raw.strip()
-
-
-def _boolean(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    word = _text(raw).lower()
-    if word not in _TRUE + _FALSE:
-        raise ValueError(raw)
-    return word in _TRUE
 
 
 def _finite(raw: object) -> float:
@@ -144,16 +145,14 @@ def _finite(raw: object) -> float:
     return value
 
 
-def _with_unit(raw: object, units: Mapping[str, float], default: str) -> float:
+def _with_unit(raw: object, units: Mapping[str, float]) -> float:
     if not isinstance(raw, str):
         return _finite(raw)
-    match = re.fullmatch(r"([0-9.eE+-]*[0-9.])\s*([a-zA-Z]*)", raw.strip())
-    if match is None or (match[2] and match[2].lower() not in units):
+    match = re.fullmatch(r"(.*?)\s*([a-zA-Z]*)", raw.strip())
+    unit = match[2].lower() if match else ""
+    if match is None or (unit and unit not in units):
         raise ValueError(raw)
-    return _finite(match[1]) * units[match[2].lower() or default]
-
-
-_Number = TypeVar("_Number", int, float)
+    return _finite(match[1]) * units.get(unit, 1)
 
 
 def _within(value: _Number, minimum: float | None, maximum: float | None) -> _Number:
@@ -163,11 +162,8 @@ def _within(value: _Number, minimum: float | None, maximum: float | None) -> _Nu
 
 
 def _range_words(minimum: float | None, maximum: float | None) -> str:
-    match minimum, maximum:
-        case None, None:
-            return ""
-        case _, None:
-            return f" of at least {minimum}"
-        case None, _:
-            return f" of at most {maximum}"
-    return f" from {minimum} to {maximum}"
+    if minimum is None and maximum is None:
+        return ""
+    if maximum is None:
+        return f" of at least {minimum:g}"
+    return f" from {minimum:g} to {maximum:g}" if minimum is not None else f" of at most {maximum:g}"

@@ -1,0 +1,137 @@
+"""From given raw values to typed settings; what does not fit becomes a mistake, and the default stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+from router.config.errors import Mistake, did_you_mean
+from router.config.options import BY_NAME, WORKER_KEYS, parameter_values
+from router.config.settings import Settings, WorkerConfig
+from router.config.sources import Given
+from router.config.values import Value
+
+ReadFile = Callable[[str], str]
+
+
+class Reader:
+    """Collects `values`, the arguments of Settings, from one source after another: the later one wins."""
+
+    def __init__(self, read_file: ReadFile, mistakes: list[Mistake]) -> None:
+        self._read_file = read_file
+        self._mistakes = mistakes
+        self.values: dict[str, Any] = {}
+
+    def content(self, path: str, where: str) -> str | None:
+        """The text of a file that the option at `where` names; None is a mistake noted."""
+        try:
+            return self._read_file(path)
+        except OSError as error:
+            self._wrong(where, f"can't read {path}: {error.strerror or error}")
+        except UnicodeError:
+            self._wrong(where, f"can't read {path}: not UTF-8 text")
+        return None
+
+    def read(self, given_values: Iterable[Given]) -> None:
+        for given in given_values:
+            option = given.option
+            if option.kv_parameter:
+                self._set_parameter("kv", option.kv_parameter, given.values[0], given.where)
+            elif option.name == "workers":
+                self.values["workers"] = tuple(self._workers(given))
+            elif option.name == "policy" and isinstance(given.values[0], dict):
+                self._policy(given.values[0], given.where)
+            else:
+                self._plain(given)
+
+    def _plain(self, given: Given) -> None:
+        option = given.option
+        parsed = list(self._parsed(option.value, self._raw_values(given), given.where, secret=option.secret))
+        if option.many:
+            self.values[option.name] = tuple(parsed)
+        elif parsed:
+            self.values[option.name] = parsed[0]
+
+    def _parsed(
+        self, value: Value, raws: Iterable[object], where: str, *, secret: bool = False
+    ) -> Iterator[object]:
+        """Each raw value parsed; one that does not fit yields nothing but a mistake."""
+        for raw in raws:
+            try:
+                yield value.parse(raw)
+            except (ValueError, OverflowError):
+                shown = "" if secret else f", not {raw!r}"
+                self._wrong(where, f"must be {value.allowed}{shown}")
+
+    def _raw_values(self, given: Given) -> Iterator[object]:
+        """The values one by one: keys read from their files, lists in one text taken apart."""
+        for raw in given.values:
+            if given.option.secret:
+                yield from self._keys(raw, given.where, many=given.option.many)
+            elif given.option.split and isinstance(raw, str):
+                yield from (word for word in re.split(r"[\s,]+", raw) if word)
+            else:
+                yield raw
+
+    def _keys(self, raw: object, where: str, *, many: bool) -> list[object]:
+        """The key itself, or the lines of the file that `@FILE` names."""
+        if not isinstance(raw, str) or not raw.startswith("@"):
+            return [raw]
+        content = self.content(raw[1:], where)
+        if content is None:
+            return []
+        lines: list[object] = [line.strip() for line in content.splitlines() if line.strip()]
+        if not lines or (len(lines) > 1 and not many):
+            self._wrong(where, f"{raw[1:]} holds {len(lines) or 'no'} keys")
+            return []
+        return lines
+
+    def _policy(self, raw: dict[Any, Any], where: str) -> None:
+        """A file may also say `policy: {name: ..., parameters: {...}}`."""
+        self._known_keys(raw, ("name", "parameters"), where)
+        name = raw.get("name", Settings().policy)
+        parameters = raw.get("parameters", {})
+        if not isinstance(parameters, dict):
+            self._wrong(f"{where}.parameters", "must be a mapping of parameter names to values")
+            return
+        for policy in self._parsed(BY_NAME["policy"].value, [name], f"{where}.name"):
+            self.values["policy"] = policy
+            known = self._known_keys(parameters, parameter_values(str(policy)), f"{where}.parameters")
+            for parameter in known:
+                here = f"{where}.parameters.{parameter}"
+                self._set_parameter(str(policy), parameter, parameters[parameter], here)
+
+    def _set_parameter(self, policy: str, parameter: str, raw: object, where: str) -> None:
+        for parsed in self._parsed(parameter_values(policy)[parameter], [raw], where):
+            self.values.setdefault("policy_parameters", {}).setdefault(policy, {})[parameter] = parsed
+
+    def _workers(self, given: Given) -> Iterator[WorkerConfig]:
+        for index, raw in enumerate(given.values):
+            where = f"{given.where}[{index}]"
+            if isinstance(raw, str):
+                yield WorkerConfig(url=raw)
+            elif not isinstance(raw, dict) or "url" not in raw:
+                self._wrong(where, "must be a URL, or a mapping with a url")
+            else:
+                yield from self._worker(raw, where)
+
+    def _worker(self, entry: dict[Any, Any], where: str) -> Iterator[WorkerConfig]:
+        fields: dict[str, Any] = {}
+        for name in self._known_keys(entry, WORKER_KEYS, where):
+            raws = self._keys(entry[name], where, many=False) if name == "api_key" else [entry[name]]
+            parsed = self._parsed(WORKER_KEYS[name], raws, f"{where}.{name}", secret=name == "api_key")
+            fields.update((name, each) for each in parsed)
+        if "url" in fields:
+            yield WorkerConfig(**fields)
+
+    def _known_keys(self, mapping: Mapping[Any, Any], known: Collection[str], where: str) -> list[str]:
+        """The keys of `mapping` that are known; each other one is a mistake."""
+        for key in mapping:
+            if key not in known:
+                allowed = ", ".join(known) or "none"
+                self._wrong(f"{where}.{key}", f"unknown{did_you_mean(str(key), known)}; allowed: {allowed}")
+        return [key for key in known if key in mapping]
+
+    def _wrong(self, where: str, what: str) -> None:
+        self._mistakes.append(Mistake(where, what))
