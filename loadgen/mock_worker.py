@@ -1,0 +1,179 @@
+"""Mock workers: EngineModels behind HTTP and ZMQ, with fault switches.
+
+`MockFleet` is several workers in one process; `main` is `kvgate mock`.
+A fault is set with `POST /mock/fault {"fault": NAME, ...}` on any living worker of the fleet; `"worker": i`
+names another one than the one that was asked.
+
+| fault            | what happens, until `clear`                                                            |
+| ---------------- | -------------------------------------------------------------------------------------- |
+| die              | every connection is reset, all ports are closed; `clear` starts a new incarnation      |
+| restart          | die and come back at once: empty cache, event numbers from 0, new start time           |
+| hang             | connections are accepted, nothing is answered, the engine stands still                 |
+| refuse           | 503 for everything                                                                     |
+| drop_events      | the next `count` event messages are lost (all, without `count`); replay still has them |
+| error_mid_stream | a stream is cut after `after_tokens` tokens (default 1)                                |
+| slow             | steps take `factor` times as long (default 10)                                         |
+| clear            | back to normal                                                                         |
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Self
+
+import uvloop
+import zmq
+from aiohttp import web
+
+from loadgen.engine import EngineSettings
+from loadgen.mock_api import ApiError, decode
+from loadgen.mock_http import json_response
+from loadgen.mock_process import FaultBody, FleetConfig, MockWorker
+from loadgen.wire import Layout
+
+
+class MockFleet:
+    """`async with MockFleet(num_workers=2) as fleet`: all workers answer when the block begins."""
+
+    def __init__(
+        self,
+        num_workers: int = 1,
+        *,
+        engine: EngineSettings | None = None,
+        model: str = "mock",
+        adapters: Sequence[str] = (),
+        layout: Layout = Layout.MAPS,
+        topic: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        events_port: int = 0,
+    ) -> None:
+        """With port 0 the system chooses; see FleetConfig."""
+        config = FleetConfig(
+            engine=engine or EngineSettings(),
+            model=model,
+            adapters=tuple(adapters),
+            layout=layout,
+            topic=topic,
+            host=host,
+            port=port,
+            events_port=events_port,
+        )
+        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self.workers = [MockWorker(config, i, self._context) for i in range(num_workers)]
+
+    async def __aenter__(self) -> Self:
+        try:
+            for worker in self.workers:
+                await worker.open(functools.partial(self._handle_fault, worker))
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        for worker in self.workers:
+            await worker.close()
+        self._context.term()
+
+    async def _handle_fault(self, asked: MockWorker, request: web.Request) -> web.Response:
+        body = decode(await request.read(), FaultBody)
+        if body.worker is not None and not 0 <= body.worker < len(self.workers):
+            raise ApiError(400, f"worker must be below {len(self.workers)}", param="worker")
+        target = asked if body.worker is None else self.workers[body.worker]
+        await target.apply_fault(body, request.transport)
+        response = json_response({"fault": body.fault, "worker": target.index})
+        response.force_close()  # the one connection that a dying worker spared
+        return response
+
+
+def main(argv: Sequence[str]) -> int:
+    """`kvgate mock`: prints one line when all workers answer; ends on SIGTERM or SIGINT with 0."""
+    arguments = _parser().parse_args(argv)
+    fleet = MockFleet(
+        arguments.num_workers,
+        engine=EngineSettings(
+            block_tokens=arguments.block_size,
+            num_blocks=arguments.num_blocks,
+            max_model_len=arguments.max_model_len,
+            speedup=arguments.speedup,
+        ),
+        model=arguments.model,
+        layout=Layout(arguments.events_layout),
+        host=arguments.host,
+        port=arguments.port,
+        events_port=arguments.events_port,
+    )
+    uvloop.run(_serve(fleet))
+    return 0
+
+
+async def _serve(fleet: MockFleet) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stopped.set)
+    async with fleet:
+        first, last = fleet.workers[0], fleet.workers[-1]
+        print(  # noqa: T201 -- the ready line is what whoever started us waits for
+            f"ready: {len(fleet.workers)} mock workers, {first.url} to {last.url}, "
+            f"events {first.events_endpoint} to {last.events_endpoint}",
+            flush=True,
+        )
+        await stopped.wait()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="kvgate mock",
+        description="A fleet of mock inference workers with real KV events, in one process.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        allow_abbrev=False,
+    )
+    engine = EngineSettings()
+    parser.add_argument("--num-workers", type=_positive, default=4, help="how many workers")
+    parser.add_argument("--host", default="127.0.0.1", help="address of all sockets")
+    parser.add_argument("--port", type=int, default=8100, help="HTTP port of worker 0; worker i has port + i")
+    parser.add_argument(
+        "--events-port", type=int, default=5600, help="events on this + i, replay on this + 1000 + i; 0: any"
+    )
+    parser.add_argument("--engine", choices=["vllm"], default="vllm", help="whose paths and events to speak")
+    parser.add_argument(
+        "--events-layout",
+        choices=[layout.value for layout in Layout],
+        default=Layout.MAPS.value,
+        help="maps: vLLM 0.24 and newer; arrays: up to 0.23",
+    )
+    parser.add_argument("--model", default="mock", help="name of the served model")
+    parser.add_argument(
+        "--block-size", type=_positive, default=engine.block_tokens, help="tokens per KV block"
+    )
+    parser.add_argument(
+        "--num-blocks", type=_positive, default=engine.num_blocks, help="KV blocks per worker"
+    )
+    parser.add_argument(
+        "--max-model-len", type=_positive, default=engine.max_model_len, help="context in tokens"
+    )
+    parser.add_argument(
+        "--speedup", type=float, default=1.0, help="how much faster than the published curves"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
