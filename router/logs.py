@@ -25,8 +25,8 @@ def set_up_logging(level: str, stream: TextIO | None = None) -> None:
 
 
 class _OneLine(logging.Formatter):
-    """Control characters of a message are escaped: text from outside can't forge a line. Tracebacks, which are
-    our own, keep their lines."""
+    """Control characters of a message are escaped: text from outside can't forge a line. Tracebacks, which
+    are our own, keep their lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)

@@ -3,8 +3,9 @@
 `options` is the table of what can be set; everything else here is derived from it or serves it.
 """
 
+from router.config.command_line import load_or_exit
 from router.config.errors import ConfigErrors, Mistake
 from router.config.load import load
 from router.config.settings import Settings, WorkerConfig
 
-__all__ = ["ConfigErrors", "Mistake", "Settings", "WorkerConfig", "load"]
+__all__ = ["ConfigErrors", "Mistake", "Settings", "WorkerConfig", "load", "load_or_exit"]

@@ -40,8 +40,8 @@ class Option:
     """One thing that can be set.
 
     `many` collects values, a `split` one also at spaces and commas. A `secret` may be given as `@FILE` and
-    is never shown. `sources` says where the option may stand. `kv_parameter` names the parameter of the kv policy
-    that it sets; every other option is a field of Settings.
+    is never shown. `sources` says where the option may stand. `kv_parameter` names the parameter of the kv
+    policy that it sets; every other option is a field of Settings.
     """
 
     name: str
