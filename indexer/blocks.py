@@ -1,8 +1,8 @@
 """The identity of a block, and the only hashing there is.
 
-A block's hash is chained through all blocks before it: the parent's hash is the seed of the next one, so equal
-hashes mean equal prefixes, and a flat map from hash to holders is a whole radix tree. The first seed names what
-else a prefix depends on: model, adapter, cache salt, and whether its units are tokens or bytes.
+A block's hash is chained through all blocks before it: the parent's hash is the seed of the next one, so
+equal hashes mean equal prefixes, and a flat map from hash to holders is a whole radix tree. The first seed
+names what else a prefix depends on: model, adapter, cache salt, and whether its units are tokens or bytes.
 
 The request side and the event side both come through here.
 """
@@ -21,13 +21,14 @@ BlockHash = int
 """Ours: unsigned, HASH_BITS wide, chained."""
 
 HASH_BITS = 60
-"""CPython keeps an integer of up to 60 bits in 32 bytes and a wider one in 48; the index holds millions of them.
-With ten million blocks the chance of one collision anywhere is 5e-5."""
+"""CPython keeps an integer of up to 60 bits in 32 bytes and a wider one in 48; the index holds millions of
+them. With ten million blocks the chance of one collision anywhere is 5e-5."""
 
 HASH_MASK = (1 << HASH_BITS) - 1
 
 TOKEN_BYTES = 4
-"""Token ids are hashed as little-endian u32. Byte prompts count as many bytes for one token (a common mean)."""
+"""Token ids are hashed as little-endian u32. Byte prompts count as many bytes for one token (a common
+mean)."""
 
 
 class Unit(StrEnum):
@@ -68,11 +69,11 @@ def chain_block_hashes(
 ) -> list[BlockHash]:
     """Hashes of the complete blocks of `packed`; a partial tail has none.
 
-    `block_bytes` is block_tokens * TOKEN_BYTES. `extra[i]`, where not empty, is hashed behind block i's tokens
-    (media identities). About 0.3 us a block: one call each, nothing concatenated.
+    `block_bytes` is block_tokens * TOKEN_BYTES. `extra[i]`, where not empty, is hashed behind block i's
+    tokens (media identities). About 0.3 us a block: one call each, nothing concatenated.
     """
     view = memoryview(packed)
-    hashes = []
+    hashes: list[BlockHash] = []
     append = hashes.append
     for start in range(0, len(view) - block_bytes + 1, block_bytes):
         block: bytes | memoryview = view[start : start + block_bytes]

@@ -20,9 +20,11 @@ class Tier(StrEnum):
 
 @dataclass(slots=True)
 class BlockStored:
-    """Blocks that became resident, in prompt order; `token_ids` holds block_tokens of them per block.
+    """Blocks that became resident, in prompt order.
 
-    `extra[i]` is what besides tokens, adapter and salt identifies block i (media), encoded; empty when nothing.
+    `token_ids` holds block_tokens ids for every block, or none at all: an offloading tier names blocks that
+    the engine announced before. `extra[i]` is what besides tokens, adapter and salt identifies block i
+    (media), encoded; empty when no block has any. `group` is the engine's KV-cache group.
     """
 
     block_hashes: Sequence[EngineHash]
@@ -33,6 +35,7 @@ class BlockStored:
     adapter: str = ""
     cache_salt: str = ""
     extra: Sequence[bytes] = ()
+    group: int = 0
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class BlockRemoved:
 
     block_hashes: Sequence[EngineHash]
     tier: Tier = Tier.DEVICE
+    group: int = 0
 
 
 @dataclass(slots=True)
@@ -53,8 +57,11 @@ KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 @dataclass(slots=True)
 class EventBatch:
-    """One message of a publisher. `ignored` counts by reason the events that were understood but do not matter
-    here, or not understood at all."""
+    """One message of a publisher.
+
+    `timestamp` is the publisher's clock in Unix seconds. `ignored` has a reason for every event that does not
+    matter here or was not understood.
+    """
 
     events: Sequence[KvEvent]
     timestamp: float = 0.0

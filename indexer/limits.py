@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 INDEX_SHARDS = 256
-"""A dict pauses 25 ms when it grows past 350,000 entries and 85 ms past 1.4 million; 256 shards keep a shard of
-20 million blocks below 80,000 entries and its growth below 2 ms. A power of two."""
+"""A dict pauses 25 ms when it grows past 350,000 entries and 85 ms past 1.4 million; 256 shards keep a shard
+of 20 million blocks below 80,000 entries and its growth below 2 ms. A power of two."""
 
 KEY_SHARDS = 64
 """The same for one worker's engine hashes: up to 5 million blocks per worker and tier. A power of two."""
@@ -16,4 +16,29 @@ PREDICTED_BLOCKS_PER_SLOT = 262_144
 """Blocks believed of a worker whose capacity is unknown: 40 MB at 150 bytes each; 4 million tokens of 16."""
 
 EXPIRE_BLOCKS = 10_000
-"""Predicted blocks whose memory is given back in one call: about 3 ms. What is due but still there never matches."""
+"""Predicted blocks whose memory is given back in one call: about 3 ms. What is due but still there never
+matches."""
+
+PAYLOAD_BYTES = 64 << 20
+"""Of one message: a million tokens of context in blocks of 16 with 32-byte hashes is 9 MB."""
+
+EVENT_BLOCKS = 1 << 20
+"""Block hashes of one event; the longest contexts are a million tokens, of at least one token a block."""
+
+EVENT_TOKENS = 1 << 22
+"""Token ids of one event: four times the longest contexts."""
+
+NAMESPACES = 4_096
+"""Root seeds kept per publisher, one for each adapter and cache salt seen: 0.5 MB. They are only a cache."""
+
+BUFFERED_MESSAGES = 10_000
+"""Live messages held back per publisher during a replay: what engines themselves keep for replay."""
+
+BUFFERED_BYTES = 64 << 20
+"""The same in bytes. What does not fit is asked for again."""
+
+REPLAY_ATTEMPTS = 3
+"""Replays asked for in a row before a worker's blocks are dropped and learnt anew from live events."""
+
+DIGESTS = 256
+"""Digests of the last messages kept per publisher (10 KB): how far back a repeated message is known again."""

@@ -1,12 +1,12 @@
 """The predicted index: the router's own decisions, believed for a time.
 
-For workers that publish no events, and as a bridge between a dispatch and the engine's event. A prediction lives
-`ttl_seconds` after its last use; a worker is never believed to hold more blocks than its capacity, the least
-recently used go first.
+For workers that publish no events, and as a bridge between a dispatch and the engine's event. A prediction
+lives `ttl_seconds` after its last use; a worker is never believed to hold more blocks than its capacity, the
+least recently used go first.
 
-Prompts are always stored from their first block, so along a prompt the deadlines never rise, and within a prompt
-the last block is the first to go. A query therefore finds the live part of a match by bisection, and giving
-memory back can wait for `expire`.
+Prompts are always stored from their first block, so along a prompt the deadlines never rise, and within a
+prompt the last block is the first to go. A query therefore finds the live part of a match by bisection, and
+giving memory back can wait for `expire`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class PredictedIndex:
         """Give back memory of what is due, in a bounded slice."""
         budget = EXPIRE_BLOCKS
         for slot, expires_at in self._expires_at.items():
-            due = []
+            due: list[BlockHash] = []
             for block_hash, deadline in expires_at.items():
                 if deadline > now or len(due) >= budget:
                     break

@@ -1,15 +1,16 @@
 """The radix index: which worker holds which prefix block, for one tier.
 
-A block's hash is chained through everything before it, so it names its whole path and the tree needs no nodes: a
-flat map from hash to a bitmask of holders is the tree. A walk along a prompt's hashes keeps the workers that
-still hold every block so far.
+A block's hash is chained through everything before it, so it names its whole path and the tree needs no
+nodes: a flat map from hash to a bitmask of holders is the tree. A walk along a prompt's hashes keeps the
+workers that still hold every block so far.
 
-Bit positions are lanes, not slots. A slot gets a lane when it first stores; dropping the slot retires the lane,
-which no query can see from then on, and a sweep in slices takes its bits out of the map before the lane is given
-to anyone else. So forgetting a worker costs nothing at once, and the slot can begin anew in the same moment.
+Bit positions are lanes, not slots. A slot gets a lane when it first stores; dropping the slot retires the
+lane, which no query can see from then on, and a sweep in slices takes its bits out of the map before the
+lane is given to anyone else. So forgetting a worker costs nothing at once, and the slot can begin anew in
+the same moment.
 
-Memory: one dict entry (27 to 54 bytes, as the dict fills), 32 bytes for the hash, nothing for the bitmask of a
-single holder (shared), 32 bytes for one of several holders.
+Memory: one dict entry (27 to 54 bytes, as the dict fills), 32 bytes for the hash, nothing for the bitmask of
+a single holder (shared), 32 bytes for one of several holders.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from indexer.limits import INDEX_SHARDS
 Slot = int
 
 _SHARD_SHIFT = HASH_BITS - (INDEX_SHARDS - 1).bit_length()
-# The high bits choose the shard: a dict places its keys by the low ones, which must stay varied within a shard.
+# The high bits choose the shard: a dict places its keys by the low ones, which must vary within a shard.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class RadixIndex:
         self._sweep_at = 0
 
     def store(self, slot: Slot, hashes: Sequence[BlockHash]) -> int:
-        """Note that `slot` holds these blocks; returns how many it did not hold before. About 0.1 us a block."""
+        """Note that `slot` holds these blocks; returns how many it did not hold before. About 0.1 us a
+        block."""
         bit = self._bits.get(slot) or self._open_lane(slot)
         shards = self._shards
         num_new = 0
@@ -133,7 +135,8 @@ class RadixIndex:
         return self._counts.get(slot, 0)
 
     def drop_slot(self, slot: Slot) -> None:
-        """Forget all that `slot` holds: at once for queries, in memory by sweeping. It may store again at once."""
+        """Forget all that `slot` holds: at once for queries, in memory by sweeping. It may store again at
+        once."""
         bit = self._bits.pop(slot, 0)
         if not bit:
             return

@@ -1,0 +1,172 @@
+"""The feed: every publisher's messages in, one index out, as one step without I/O.
+
+The shell (sockets) reports what it hears and carries out the replays that come back as commands. Only a
+worker whose trust is EXACT contributes to overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from indexer.adapters import ADAPTERS
+from indexer.blocks import BlockHash
+from indexer.events import Tier
+from indexer.limits import SWEEP_BLOCKS
+from indexer.publisher import FeedStats, Publisher
+from indexer.radix import OverlapScores, RadixIndex, Slot
+from indexer.trust import Trust, TrustLevel
+
+__all__ = ["FeedStats", "KvFeed", "RequestReplay"]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReplay:
+    """Command: ask this worker's engine for its messages from a number on.
+
+    Carrying it out ends any replay of that worker that still runs: nothing of that one may be handed in
+    later.
+    """
+
+    slot: Slot
+    from_sequence: int
+
+
+class KvFeed:
+    """The exact index and what feeds it. `index` is the device tier."""
+
+    def __init__(self) -> None:
+        self._indexes = {tier: RadixIndex() for tier in Tier}
+        self.index = self._indexes[Tier.DEVICE]
+        self._publishers: dict[Slot, Publisher] = {}
+        self._exact_slots = 0
+        self._garbage: list[dict[int, BlockHash]] = []
+
+    def add_publisher(
+        self,
+        slot: Slot,
+        *,
+        engine: str,
+        base_model: str,
+        block_tokens: int,
+        can_replay: bool,
+        dp_rank: int | None = None,
+    ) -> None:
+        """A worker whose events will come. `block_tokens` is what its engine said; other sizes degrade it.
+
+        `dp_rank`, when given, is the only rank whose batches are taken. Raises KeyError for an engine without
+        an adapter.
+        """
+        self._publishers[slot] = Publisher(
+            slot,
+            self._indexes,
+            ADAPTERS[engine],
+            base_model=base_model,
+            block_tokens=block_tokens,
+            can_replay=can_replay,
+            dp_rank=dp_rank,
+        )
+
+    def remove_publisher(self, slot: Slot) -> None:
+        """The worker is gone: so are its blocks for every query; their memory is swept later."""
+        publisher = self._publishers.pop(slot, None)
+        if publisher is not None:
+            publisher.forget()
+            self._garbage += publisher.garbage
+        self._exact_slots &= ~(1 << slot)
+
+    def connected(self, slot: Slot, *, now: float) -> list[RequestReplay]:
+        """The event socket has a connection, for the first time or again."""
+        publisher = self._publishers[slot]
+        return self._finish_step(slot, publisher.carry_out(publisher.sequencer.connected()))
+
+    def disconnected(self, slot: Slot, *, now: float) -> None:
+        """The event socket lost its connection."""
+        publisher = self._publishers[slot]
+        self._finish_step(slot, publisher.carry_out(publisher.sequencer.disconnected()))
+
+    def receive(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
+        """A published message. About 1 us for a block of 16 tokens."""
+        return self._finish_step(slot, self._publishers[slot].receive(sequence, payload, is_replay=False))
+
+    def receive_replay(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
+        """A message of the replay that was asked for last."""
+        return self._finish_step(slot, self._publishers[slot].receive(sequence, payload, is_replay=True))
+
+    def replay_ended(self, slot: Slot, *, now: float) -> list[RequestReplay]:
+        """The replay's end marker came."""
+        publisher = self._publishers[slot]
+        return self._finish_step(slot, publisher.carry_out(publisher.sequencer.replay_ended()))
+
+    def replay_failed(self, slot: Slot, reason: str, *, now: float) -> list[RequestReplay]:
+        """The replay broke off or its end marker never came."""
+        publisher = self._publishers[slot]
+        return self._finish_step(slot, publisher.carry_out(publisher.sequencer.replay_failed(reason)))
+
+    def malformed(self, slot: Slot, reason: str) -> None:
+        """The socket brought something that is no message."""
+        self._publishers[slot].ignore(reason)
+
+    def overlap(self, hashes: Sequence[BlockHash], candidates: int) -> OverlapScores:
+        """Leading prompt blocks that each candidate (bitmask of slots) holds, by tier."""
+        exact = candidates & self._exact_slots
+        device = self.index.match(hashes, exact)
+        host = self._indexes[Tier.HOST].extend(hashes, exact, device)
+        disk = self._indexes[Tier.DISK].extend(
+            hashes,
+            exact,
+            {slot: device.get(slot, 0) + host.get(slot, 0) for slot in device.keys() | host.keys()},
+        )
+        return OverlapScores(device, host, disk)
+
+    def truncate(self, slot: Slot, hashes: Sequence[BlockHash]) -> int:
+        """Drop a worker's claims on these blocks, which its engine reported as not held; returns how many."""
+        publisher = self._publishers.get(slot)
+        return publisher.truncate(hashes) if publisher else 0
+
+    def reset(self, slot: Slot, reason: str) -> None:
+        """Forget what the worker holds and go on from its next message."""
+        publisher = self._publishers[slot]
+        self._finish_step(slot, publisher.carry_out(publisher.sequencer.restart(reason)))
+
+    def trust(self, slot: Slot) -> Trust:
+        """How far the worker's overlap may be believed. PREDICTED for one without a publisher."""
+        publisher = self._publishers.get(slot)
+        return publisher.trust() if publisher else Trust(TrustLevel.PREDICTED, "publishes no events")
+
+    def stats(self, slot: Slot) -> FeedStats:
+        """Counters of a worker's publisher; all zero for one without."""
+        publisher = self._publishers.get(slot)
+        return publisher.stats() if publisher else FeedStats()
+
+    def sweep(self) -> bool:
+        """Give back memory of what was forgotten, one slice of about 1 ms; True when nothing is left."""
+        if self._garbage:
+            self._garbage.pop()
+            return False
+        unswept = [index for index in self._indexes.values() if not index.sweep(SWEEP_BLOCKS)]
+        return not unswept
+
+    def is_free(self, slot: Slot) -> bool:
+        """Whether nothing of a removed worker is left, so that its slot may be given to another."""
+        return slot not in self._publishers and all(index.is_free(slot) for index in self._indexes.values())
+
+    def check(self) -> None:
+        """Assert every invariant; O(size)."""
+        for index in self._indexes.values():
+            index.check()
+        for slot, publisher in self._publishers.items():
+            publisher.check()
+            is_exact = publisher.trust().level is TrustLevel.EXACT
+            assert bool(self._exact_slots >> slot & 1) == is_exact, "only exact workers contribute"
+
+    def _finish_step(self, slot: Slot, replays_from: list[int]) -> list[RequestReplay]:
+        publisher = self._publishers[slot]
+        if publisher.trust().level is TrustLevel.EXACT:
+            self._exact_slots |= 1 << slot
+        else:
+            self._exact_slots &= ~(1 << slot)
+        if publisher.garbage:
+            self._garbage += publisher.garbage
+            publisher.garbage = []
+        return [RequestReplay(slot, from_sequence) for from_sequence in replays_from]

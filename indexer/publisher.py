@@ -1,0 +1,237 @@
+"""One worker's publisher: adapter, sequencer and key maps joined. Where its events become blocks in the
+index.
+
+The order of messages is the sequencer's matter, names of blocks are the key maps'; here events are applied.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from indexer.adapters import Adapter, MalformedFrame
+from indexer.blocks import TOKEN_BYTES, BlockHash, chain_block_hashes, pack_tokens, root_seed
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Tier
+from indexer.keys import Key, KeyMap, key_of
+from indexer.limits import NAMESPACES
+from indexer.radix import RadixIndex, Slot
+from indexer.sequencer import Apply, Forget, Message, Sequencer, Step
+from indexer.trust import Trust, TrustLevel
+
+
+@dataclass(slots=True)
+class FeedStats:
+    """Plain counters of one publisher since it was added. `ignored` counts by reason."""
+
+    num_messages: int = 0
+    num_events: int = 0
+    num_blocks_stored: int = 0
+    num_blocks_removed: int = 0
+    num_clears: int = 0
+    num_gaps: int = 0
+    num_replays: int = 0
+    num_restarts: int = 0
+    num_orphans: int = 0
+    num_overreports: int = 0
+    ignored: Counter[str] = field(default_factory=Counter)
+    num_blocks: int = 0
+    last_sequence: int | None = None
+
+
+class Publisher:
+    """What is known of one worker through its events."""
+
+    def __init__(
+        self,
+        slot: Slot,
+        indexes: Mapping[Tier, RadixIndex],
+        decode: Adapter,
+        *,
+        base_model: str,
+        block_tokens: int,
+        can_replay: bool,
+        dp_rank: int | None,
+    ) -> None:
+        self.sequencer = Sequencer(can_replay=can_replay)
+        self.garbage: list[dict[Key, BlockHash]] = []
+        """Forgotten entries, for their memory to be given back in slices."""
+        self._slot = slot
+        self._decode = decode
+        self._base_model = base_model
+        self._block_tokens = block_tokens
+        self._dp_rank = dp_rank
+        self._indexes = indexes
+        self._maps = {tier: KeyMap(index, slot) for tier, index in indexes.items()}
+        self._seeds: dict[tuple[str, str], BlockHash] = {}
+        self._group: int | None = None  # the first main attention group seen; others would count blocks twice
+        self._mismatch = ""
+        self._stats = FeedStats()
+
+    def trust(self) -> Trust:
+        """How far the claims of this worker may be believed now."""
+        if self._mismatch:
+            return Trust(TrustLevel.DEGRADED, self._mismatch)
+        if self.sequencer.doubt:
+            return Trust(TrustLevel.RECOVERING, self.sequencer.doubt)
+        return Trust(TrustLevel.EXACT, self.sequencer.missing_history)
+
+    def stats(self) -> FeedStats:
+        """The counters, brought up to date."""
+        stats, sequencer = self._stats, self.sequencer
+        stats.num_gaps = sequencer.stats.num_gaps
+        stats.num_replays = sequencer.stats.num_replays
+        stats.num_restarts = sequencer.stats.num_restarts
+        stats.last_sequence = sequencer.last_sequence
+        stats.num_blocks = self._indexes[Tier.DEVICE].num_blocks(self._slot)
+        return stats
+
+    def receive(self, sequence: int, payload: bytes, *, is_replay: bool) -> list[int]:
+        """Take in one message; returns the numbers from which a replay must be asked for."""
+        self._stats.num_messages += 1
+        batch = self._read(payload)
+        if batch is not None and self._names_other_rank(batch):
+            self._stats.ignored["other_rank"] += 1
+            return []
+        message = Message(sequence, payload, batch.timestamp if batch else 0.0)
+        steps = self.sequencer.replayed(message) if is_replay else self.sequencer.live(message)
+        return self.carry_out(steps, (message, batch))
+
+    def carry_out(
+        self, steps: list[Step], decoded: tuple[Message, EventBatch | None] | None = None
+    ) -> list[int]:
+        """Apply and forget as the sequencer says; returns the numbers to ask a replay from.
+
+        `decoded` is the message at hand with its batch, so that it is not decoded twice.
+        """
+        replays_from = []
+        for step in steps:
+            if isinstance(step, Apply):
+                at_hand = decoded is not None and decoded[0] is step.message
+                self._apply(decoded[1] if decoded and at_hand else self._read(step.message.payload))
+            elif isinstance(step, Forget):
+                self.forget()
+            else:
+                replays_from.append(step.from_sequence)
+        return replays_from
+
+    def ignore(self, reason: str) -> None:
+        """Count something that could not be used."""
+        self._stats.ignored[reason] += 1
+
+    def forget(self) -> None:
+        """Drop every claim, in every tier."""
+        for key_map in self._maps.values():
+            self.garbage += key_map.clear()
+
+    def truncate(self, hashes: Sequence[BlockHash]) -> int:
+        """Drop the claims on these blocks: the engine reported that it does not hold them."""
+        num_dropped = sum(index.truncate(self._slot, hashes) for index in self._indexes.values())
+        self._stats.num_overreports += num_dropped > 0
+        return num_dropped
+
+    def check(self) -> None:
+        """Assert every invariant; O(size)."""
+        for key_map in self._maps.values():
+            key_map.check()
+
+    def _read(self, payload: bytes) -> EventBatch | None:
+        try:
+            return self._decode(payload)
+        except MalformedFrame:
+            return None
+
+    def _names_other_rank(self, batch: EventBatch) -> bool:
+        return None not in (self._dp_rank, batch.dp_rank) and self._dp_rank != batch.dp_rank
+
+    def _apply(self, batch: EventBatch | None) -> None:
+        if batch is None:  # whatever it removed is unknown
+            self._stats.ignored["malformed_payload"] += 1
+            self.forget()
+            return
+        self._stats.num_events += len(batch.events)
+        self._stats.ignored.update(batch.ignored)
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                self._store(event)
+            elif isinstance(event, BlockRemoved):
+                self._remove(event)
+            else:
+                self._clear(event)
+
+    def _store(self, event: BlockStored) -> None:
+        if not self._is_main_group(event.group):
+            return
+        if not event.token_ids:
+            self._store_named(event)
+            return
+        if event.block_tokens != self._block_tokens:
+            self._note_mismatch(event.block_tokens)
+            return
+        seed = self._seed_of(event)
+        if seed is None:
+            self._stats.num_orphans += 1
+            return
+        try:
+            packed = pack_tokens(event.token_ids)
+        except (OverflowError, TypeError):
+            self._stats.ignored["token_ids"] += 1
+            return
+        hashes = chain_block_hashes(packed, event.block_tokens * TOKEN_BYTES, seed, event.extra)
+        keys = map(key_of, event.block_hashes)
+        self._stats.num_blocks_stored += len(hashes)
+        self._maps[event.tier].store(keys, hashes)
+
+    def _store_named(self, event: BlockStored) -> None:
+        """Offloading tiers name blocks without their tokens: they are those that some tier holds now."""
+        for engine_hash in event.block_hashes:
+            key = key_of(engine_hash)
+            block_hash = self._block_hash(key)
+            if block_hash is None:
+                self._stats.num_orphans += 1
+            else:
+                self._stats.num_blocks_stored += 1
+                self._maps[event.tier].store((key,), (block_hash,))
+
+    def _remove(self, event: BlockRemoved) -> None:
+        if not self._is_main_group(event.group):
+            return
+        remove = self._maps[event.tier].remove
+        for engine_hash in event.block_hashes:
+            self._stats.num_blocks_removed += remove(key_of(engine_hash))
+
+    def _clear(self, _event: AllBlocksCleared) -> None:
+        self._stats.num_clears += 1
+        self.forget()
+
+    def _is_main_group(self, group: int) -> bool:
+        if self._group is None:
+            self._group = group
+        if group == self._group:
+            return True
+        self._stats.ignored["attention_group"] += 1
+        return False
+
+    def _note_mismatch(self, block_tokens: int) -> None:
+        self._stats.ignored["block_size"] += 1
+        self._mismatch = f"worker stores blocks of {block_tokens} tokens, expected {self._block_tokens}"
+
+    def _seed_of(self, event: BlockStored) -> BlockHash | None:
+        """The hash that the first block chains to; None when its parent is unknown."""
+        if event.parent_hash is not None:
+            return self._block_hash(key_of(event.parent_hash))
+        namespace = (event.adapter, event.cache_salt)
+        seed = self._seeds.get(namespace)
+        if seed is None:
+            if len(self._seeds) >= NAMESPACES:
+                self._seeds.clear()
+            seed = root_seed(self._base_model, adapter=event.adapter, cache_salt=event.cache_salt)
+            self._seeds[namespace] = seed
+        return seed
+
+    def _block_hash(self, key: Key) -> BlockHash | None:
+        for key_map in self._maps.values():
+            block_hash = key_map.block_hash(key)
+            if block_hash is not None:
+                return block_hash
+        return None
