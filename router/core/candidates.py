@@ -1,0 +1,104 @@
+"""The columns of one decision: from the core's state, in the worker's own blocks, to what a policy reads.
+
+Everything is computed in tokens and divided by the pool's reference block, so that workers with different
+block sizes compare. Lengths of byte prompts are corrected by the ratio that the engines' usage has taught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from indexer.blocks import BlockHash, HashSpace, Unit
+from policies.base import Needs
+from policies.types import Candidates, Slot, WorkerId
+from router.core.loads import ActiveSequences
+from router.core.overlap import Beliefs, Overlap
+from router.core.pools import Pool
+from router.core.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """The complete blocks of a prompt in one hash space: those that can be shared, and the number of
+    others."""
+
+    chain: Sequence[BlockHash] = ()
+    num_unshared_blocks: int = 0
+
+    @classmethod
+    def of(cls, prompt: Prompt | None, space: HashSpace, assumes_reuse: bool) -> Demand:
+        """Of a batch only the first prompt has hashes; the blocks of the rest are counted without."""
+        if prompt is None:
+            return cls()
+        chain = prompt.chains.get(space, ()) if assumes_reuse else ()
+        return cls(chain, max(0, prompt.num_tokens // space.block_tokens - len(chain)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What one decision is made from. `token_ratio` is 1 unless the prompt is measured in bytes;
+    `byte_ratio` converts the blocks of byte prompts that are active already."""
+
+    pool: Pool
+    needs: Needs
+    unit: Unit
+    num_tokens: int
+    token_ratio: float
+    byte_ratio: float
+    demands: Mapping[HashSpace, Demand]
+    overlap: Overlap
+
+
+def build_candidates(
+    inputs: Inputs, loads: ActiveSequences, beliefs: Beliefs, served_last: Callable[[], WorkerId | None]
+) -> Candidates:
+    """Only the columns that the policy needs; zeros elsewhere."""
+    pool, needs = inputs.pool, inputs.needs
+    slots = pool.slots
+    zeros = [0] * len(slots)
+    sees_overlap, sees_loads = Needs.OVERLAP in needs, Needs.LOADS in needs
+    overlap = inputs.overlap
+    return Candidates(
+        workers=pool.workers,
+        slots=slots,
+        block_tokens=pool.block_tokens,
+        prompt_blocks=inputs.num_tokens / pool.block_tokens,
+        device_overlap=_tier(overlap.device, inputs) if sees_overlap else zeros,
+        host_overlap=_tier(overlap.host, inputs) if sees_overlap else zeros,
+        disk_overlap=_tier(overlap.disk, inputs) if sees_overlap else zeros,
+        active_prefill_blocks=_active_prefill(pool, loads) if sees_loads else zeros,
+        potential_decode_blocks=_potential_decode(inputs, loads) if Needs.DECODE_BLOCKS in needs else zeros,
+        num_active_requests=[loads.num_requests(slot) for slot in slots] if sees_loads else zeros,
+        num_held_blocks=[beliefs.num_held_blocks(slot) for slot in slots] if sees_overlap else zeros,
+        served_last_row=pool.rows.get(served_last() or "") if sees_overlap else None,
+    )
+
+
+def _tier(depths: Mapping[Slot, int], inputs: Inputs) -> list[float]:
+    if not depths:
+        return [0.0] * len(inputs.pool.slots)
+    ratio, get = inputs.token_ratio, depths.get
+    return [
+        get(slot, 0) * scale * ratio
+        for slot, scale in zip(inputs.pool.slots, inputs.pool.scales, strict=True)
+    ]
+
+
+def _active_prefill(pool: Pool, loads: ActiveSequences) -> list[float]:
+    return [loads.prefill_tokens(slot) / pool.block_tokens for slot in pool.slots]
+
+
+def _potential_decode(inputs: Inputs, loads: ActiveSequences) -> list[float]:
+    """Active blocks of each worker once this prompt has joined them."""
+    pool = inputs.pool
+    demands = [inputs.demands[space] for space in pool.row_spaces]
+    return [
+        (
+            loads.num_blocks(slot, inputs.byte_ratio)
+            + loads.num_additional_blocks(slot, inputs.unit, demand.chain, demand.num_unshared_blocks)
+            * inputs.token_ratio
+        )
+        * scale
+        for slot, scale, demand in zip(pool.slots, pool.scales, demands, strict=True)
+    ]

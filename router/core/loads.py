@@ -1,0 +1,204 @@
+"""What was sent to each worker and has not ended: requests, prefill tokens, and the blocks that they hold.
+
+A booking begins at dispatch and ends with its attempt, never with age: a long request is still load. When a
+booking is made, released or freed is decided by `routing`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from indexer.blocks import BlockHash, Unit
+from policies.types import Slot
+from router.core.usage import NOTHING_EXPECTED, Expectation
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Booking:
+    """One attempt of one request on one worker.
+
+    `chain`: hashes of the prompt's complete blocks, shared with other active requests of the worker.
+    `num_unshared_blocks`: complete blocks that are counted without a hash. `prefill_tokens`: prompt tokens
+    that the worker has to compute, 0 once they are done; `queued_prefill_tokens`: these and what waited
+    before them. `is_started`: its first token was seen. `was_alone`: until then the worker had no other
+    request.
+    """
+
+    request_id: str
+    attempt: int
+    slot: Slot
+    unit: Unit
+    chain: Sequence[BlockHash]
+    num_unshared_blocks: int
+    prefill_tokens: int
+    num_output_tokens: int = 0
+    queued_prefill_tokens: int = 0
+    booked_at: float = 0.0
+    is_streamed: bool = False
+    is_started: bool = False
+    was_alone: bool = False
+    expectation: Expectation = NOTHING_EXPECTED
+
+
+class ActiveBlocks:
+    """The blocks that active requests of one worker hold; a block of several requests counts once.
+
+    Every request holds a whole prefix, so the set is closed towards the root: if it contains a block it
+    contains all those before it. The shared part of a prompt can therefore be found by bisection.
+    """
+
+    __slots__ = ("_counts", "_num_unshared")
+
+    def __init__(self) -> None:
+        self._counts: Counter[BlockHash] = Counter()
+        self._num_unshared = 0
+
+    def __len__(self) -> int:
+        return len(self._counts) + self._num_unshared
+
+    def add(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
+        self._counts.update(chain)
+        self._num_unshared += num_unshared
+
+    def remove(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
+        counts = self._counts
+        for block_hash in chain:
+            if (count := counts[block_hash]) == 1:
+                del counts[block_hash]
+            else:
+                counts[block_hash] = count - 1
+        self._num_unshared -= num_unshared
+
+    def num_shared(self, chain: Sequence[BlockHash]) -> int:
+        """How many leading blocks of `chain` are held already."""
+        counts = self._counts
+        if not counts or not chain or chain[0] not in counts:
+            return 0
+        if chain[-1] in counts:
+            return len(chain)
+        held, absent = 0, len(chain) - 1
+        while absent - held > 1:
+            middle = (held + absent) >> 1
+            if chain[middle] in counts:
+                held = middle
+            else:
+                absent = middle
+        return held + 1
+
+    def check(self, bookings: Sequence[Booking]) -> None:
+        """Asserts that exactly these bookings are counted."""
+        expected: Counter[BlockHash] = Counter()
+        for booking in bookings:
+            expected.update(booking.chain)
+        assert dict(self._counts) == dict(expected)
+        assert self._num_unshared == sum(booking.num_unshared_blocks for booking in bookings)
+
+
+@dataclass(slots=True, eq=False)
+class WorkerBookings:
+    """Everything booked on one worker, and its sums."""
+
+    bookings: dict[str, Booking] = field(default_factory=dict)
+    prefill_tokens: int = 0
+    output_tokens: int = 0
+    token_blocks: ActiveBlocks = field(default_factory=ActiveBlocks)
+    byte_blocks: ActiveBlocks = field(default_factory=ActiveBlocks)
+
+    def blocks(self, unit: Unit) -> ActiveBlocks:
+        return self.token_blocks if unit is Unit.TOKENS else self.byte_blocks
+
+    def check(self) -> None:
+        bookings = self.bookings.values()
+        assert self.prefill_tokens == sum(booking.prefill_tokens for booking in bookings)
+        assert self.output_tokens == sum(booking.num_output_tokens for booking in bookings)
+        for unit in Unit:
+            self.blocks(unit).check([booking for booking in bookings if booking.unit is unit])
+
+
+class ActiveSequences:
+    """The bookings of all workers. A request id has at most one at a time."""
+
+    def __init__(self) -> None:
+        self._workers: dict[Slot, WorkerBookings] = {}
+        self._bookings: dict[str, Booking] = {}
+
+    def __len__(self) -> int:
+        return len(self._bookings)
+
+    def add_worker(self, slot: Slot) -> None:
+        assert slot not in self._workers
+        self._workers[slot] = WorkerBookings()
+
+    def remove_worker(self, slot: Slot) -> list[Booking]:
+        """Forgets the worker with all that was booked on it, which is returned."""
+        bookings = list(self._workers.pop(slot).bookings.values())
+        for booking in bookings:
+            del self._bookings[booking.request_id]
+        return bookings
+
+    def of_worker(self, slot: Slot) -> WorkerBookings:
+        return self._workers[slot]
+
+    def num_requests(self, slot: Slot) -> int:
+        return len(self._workers[slot].bookings)
+
+    def prefill_tokens(self, slot: Slot) -> int:
+        """Booked and not released."""
+        return self._workers[slot].prefill_tokens
+
+    def num_blocks(self, slot: Slot, byte_ratio: float = 1.0) -> float:
+        """Blocks held by active requests; `byte_ratio` is what a block of a byte prompt counts."""
+        worker = self._workers[slot]
+        return len(worker.token_blocks) + len(worker.byte_blocks) * byte_ratio
+
+    def num_additional_blocks(
+        self, slot: Slot, unit: Unit, chain: Sequence[BlockHash], num_unshared: int
+    ) -> int:
+        """Blocks that a prompt would add: all but the longest prefix that is active on the worker."""
+        return len(chain) + num_unshared - self._workers[slot].blocks(unit).num_shared(chain)
+
+    def is_active(self, booking: Booking) -> bool:
+        return self._bookings.get(booking.request_id) is booking
+
+    def get(self, request_id: str, attempt: int | None = None) -> Booking | None:
+        """The request's booking, if it has one and it is that attempt's (None: any)."""
+        booking = self._bookings.get(request_id)
+        return booking if booking and attempt in (None, booking.attempt) else None
+
+    def book(self, booking: Booking) -> None:
+        """Raises ValueError when the request is booked already, on whichever worker."""
+        if booking.request_id in self._bookings:
+            raise ValueError(f"request {booking.request_id} is booked already")
+        worker = self._workers[booking.slot]
+        self._bookings[booking.request_id] = worker.bookings[booking.request_id] = booking
+        worker.prefill_tokens += booking.prefill_tokens
+        worker.blocks(booking.unit).add(booking.chain, booking.num_unshared_blocks)
+
+    def release_prefill(self, booking: Booking) -> None:
+        """Its prompt is computed, or is taken to be. Again: no effect."""
+        self._workers[booking.slot].prefill_tokens -= booking.prefill_tokens
+        booking.prefill_tokens = 0
+
+    def add_output(self, booking: Booking, num_tokens: int) -> None:
+        booking.num_output_tokens += num_tokens
+        self._workers[booking.slot].output_tokens += num_tokens
+
+    def free(self, booking: Booking) -> None:
+        """Ends an active booking."""
+        worker = self._workers[booking.slot]
+        del self._bookings[booking.request_id], worker.bookings[booking.request_id]
+        worker.prefill_tokens -= booking.prefill_tokens
+        worker.output_tokens -= booking.num_output_tokens
+        worker.blocks(booking.unit).remove(booking.chain, booking.num_unshared_blocks)
+
+    def check(self) -> None:
+        """Asserts every sum against the bookings themselves."""
+        for worker in self._workers.values():
+            worker.check()
+        assert sum(len(worker.bookings) for worker in self._workers.values()) == len(self._bookings)
+        for slot, worker in self._workers.items():
+            for request_id, booking in worker.bookings.items():
+                assert self._bookings[request_id] is booking
+                assert booking.slot == slot

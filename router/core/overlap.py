@@ -1,0 +1,178 @@
+"""What each worker is believed to hold of a prompt: exact where its events are sound, else our own decisions.
+
+Three sources: the feed (a worker's own KV events), the bridge (what was just sent to a worker with events,
+until they tell), and predictions (what was sent to a worker without events, or in bytes, which no engine's
+event can confirm). Per worker the larger of feed and bridge counts; predictions stand alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from indexer.adapters import ADAPTERS
+from indexer.blocks import BlockHash, HashSpace, Unit
+from indexer.feed import KvFeed
+from indexer.predicted import PredictedIndex
+from indexer.radix import OverlapScores
+from indexer.trust import Trust, TrustLevel
+from policies.types import Slot, Worker
+from router.core.pools import Pool
+from router.core.prompt import Prompt
+from router.core.usage import Expectation, expected_cached_tokens
+
+_PREDICTED = Trust(TrustLevel.PREDICTED, "no KV events are expected from it")
+
+
+@dataclass(slots=True)
+class Overlap:
+    """Leading blocks per slot, in the worker's own blocks; slots without any are absent.
+
+    `host` and `disk` continue what came before. `exact` is what the feed alone says of the device.
+    """
+
+    device: dict[Slot, int] = field(default_factory=dict)
+    host: dict[Slot, int] = field(default_factory=dict)
+    disk: dict[Slot, int] = field(default_factory=dict)
+    exact: dict[Slot, int] = field(default_factory=dict)
+
+    def depth(self, slot: Slot) -> int:
+        """Leading blocks on any tier."""
+        return self.device.get(slot, 0) + self.host.get(slot, 0) + self.disk.get(slot, 0)
+
+
+class Beliefs:
+    """Feed, bridge and predictions as one."""
+
+    def __init__(self, *, predicted_ttl: float, bridge_ttl: float) -> None:
+        self.feed = KvFeed()
+        self._bridge = PredictedIndex(bridge_ttl)
+        self._predictions = PredictedIndex(predicted_ttl)
+        self._slots = 0
+        self._publishers = 0  # bitmask of the slots whose workers publish events
+
+    def add(self, slot: Slot, worker: Worker) -> None:
+        """Without a block size or an adapter for its engine a worker's events say nothing: it is
+        predicted."""
+        self._slots |= 1 << slot
+        self._predictions.add_slot(slot, worker.num_blocks)
+        if not worker.publishes_events or worker.block_tokens is None or worker.engine not in ADAPTERS:
+            return
+        self._publishers |= 1 << slot
+        self._bridge.add_slot(slot, worker.num_blocks)
+        self.feed.add_publisher(
+            slot,
+            engine=worker.engine,
+            base_model=worker.base_model,
+            block_tokens=worker.block_tokens,
+            can_replay=worker.replays_events,
+            dp_rank=worker.dp_rank,
+        )
+
+    def remove(self, slot: Slot) -> None:
+        """At once for matching; memory is given back by `expire`."""
+        self._predictions.drop_slot(slot)
+        if self.has_events(slot):
+            self._bridge.drop_slot(slot)
+            self.feed.remove_publisher(slot)
+        self._slots &= ~(1 << slot)
+        self._publishers &= ~(1 << slot)
+
+    def is_free(self, slot: Slot) -> bool:
+        """Whether nothing of a removed worker is left."""
+        return self.feed.is_free(slot) and self._bridge.is_free(slot) and self._predictions.is_free(slot)
+
+    def has_events(self, slot: Slot) -> bool:
+        return bool(self._publishers >> slot & 1)
+
+    def trust(self, slot: Slot) -> Trust:
+        return self.feed.trust(slot) if self.has_events(slot) else _PREDICTED
+
+    def forget_predictions(self, slot: Slot) -> None:
+        """The worker restarted with an empty cache. Its events tell so themselves, our decisions do not."""
+        self._predictions.clear(slot)
+        if self.has_events(slot):
+            self._bridge.clear(slot)
+
+    def match(self, prompt: Prompt, pool: Pool, *, now: float) -> Overlap:
+        overlap = Overlap()
+        for space, slots in pool.spaces.items():
+            if chain := prompt.chains.get(space):
+                publishers = slots & self._publishers if prompt.unit is Unit.TOKENS else 0
+                if publishers:
+                    self._match_publishers(overlap, chain, publishers, now)
+                if predicted := slots & ~publishers:
+                    overlap.device.update(self._predictions.match(chain, predicted, now=now))
+        return overlap
+
+    def _match_publishers(self, overlap: Overlap, chain: Sequence[BlockHash], slots: int, now: float) -> None:
+        scores = self.feed.overlap(chain, slots)
+        overlap.exact.update(scores.device)
+        overlap.device.update(scores.device)
+        overlap.host.update(scores.host)
+        overlap.disk.update(scores.disk)
+        for slot, depth in self._bridge.match(chain, slots, now=now).items():
+            if depth > scores.device.get(slot, 0):
+                _bridge_over(overlap, scores, slot, depth)
+
+    def believe(self, slot: Slot, prompt: Prompt, space: HashSpace, overlap: Overlap, *, now: float) -> None:
+        """The prompt was sent to that worker, so its blocks will be there.
+
+        Where the feed shows the whole prompt already there is nothing to bridge.
+        """
+        chain = prompt.chains.get(space)
+        if not chain:
+            return
+        if prompt.unit is Unit.BYTES or not self.has_events(slot):
+            self._predictions.store(slot, chain, now=now)
+        elif overlap.exact.get(slot, 0) < len(chain):
+            self._bridge.store(slot, chain, now=now)
+
+    def withdraw(self, slot: Slot, expectation: Expectation, block_tokens: int, reported_tokens: int) -> None:
+        """A lone request found less in the worker's cache than its events had promised: the rest goes.
+
+        Only while no message has come since the promise: later ones tell of blocks that the request itself
+        has computed anew, and those are there.
+        """
+        promised = expectation.exact_blocks
+        if reported_tokens >= expected_cached_tokens(promised, expectation.num_tokens, block_tokens):
+            return
+        if self.num_messages(slot) == expectation.num_messages:
+            self.feed.truncate(slot, expectation.chain[reported_tokens // block_tokens : promised])
+
+    def num_messages(self, slot: Slot) -> int:
+        """Event messages that the worker has sent so far."""
+        return self.feed.stats(slot).num_messages
+
+    def num_index_blocks(self, slot: Slot) -> int:
+        return self.feed.index.num_blocks(slot)
+
+    def num_predicted_blocks(self, slot: Slot) -> int:
+        return self._predictions.num_blocks(slot) + self._bridge.num_blocks(slot)
+
+    def num_held_blocks(self, slot: Slot) -> int:
+        """By all that is known. What is bridged shows up in the feed soon, so the two are not added."""
+        known = max(self.feed.index.num_blocks(slot), self._bridge.num_blocks(slot))
+        return known + self._predictions.num_blocks(slot)
+
+    def expire(self, *, now: float) -> bool:
+        """One slice of clearing away; True when removed workers have left nothing."""
+        self._bridge.expire(now=now)
+        self._predictions.expire(now=now)
+        return self.feed.sweep()
+
+    def check(self) -> None:
+        self.feed.check()
+        self._bridge.check()
+        self._predictions.check()
+        assert not self._publishers & ~self._slots, "only live slots publish"
+
+
+def _bridge_over(overlap: Overlap, scores: OverlapScores, slot: Slot, depth: int) -> None:
+    """The bridge reaches further than the device's events: host and disk continue only what lies beyond
+    it."""
+    host_end = scores.device.get(slot, 0) + scores.host.get(slot, 0)
+    disk_end = host_end + scores.disk.get(slot, 0)
+    overlap.device[slot] = depth
+    overlap.host[slot] = max(0, host_end - depth)
+    overlap.disk[slot] = max(0, disk_end - max(depth, host_end))

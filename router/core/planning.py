@@ -1,0 +1,185 @@
+"""One decision, from the request to the policy's choice and what it means for the books. Changes nothing
+but what engines' usage teaches about the length of byte prompts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from indexer.blocks import Unit
+from policies.base import Needs, Policy
+from policies.types import Candidates, Choice, Decision, RoutingRequest, Worker, WorkerId
+from router.core.candidates import Demand, Inputs, build_candidates
+from router.core.loads import ActiveSequences, Booking
+from router.core.overlap import Beliefs, Overlap
+from router.core.pools import Pool
+from router.core.prompt import Prompt
+from router.core.recent import ServedLast
+from router.core.usage import Expectation, TokenRatio, expected_cached_tokens
+from router.core.workers import WorkerEntry, WorkerTable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A decision that was not carried out yet."""
+
+    decision: Decision
+    entry: WorkerEntry
+    prompt: Prompt | None
+    overlap: Overlap
+    unit: Unit
+    demand: Demand
+    prefill_tokens: int
+    expectation: Expectation
+
+    def booking(self, request: RoutingRequest, *, queued: int, now: float) -> Booking:
+        """`queued`: prefill tokens that the worker has before this request."""
+        return Booking(
+            request_id=request.id,
+            attempt=self.decision.attempt,
+            slot=self.entry.slot,
+            unit=self.unit,
+            chain=self.demand.chain,
+            num_unshared_blocks=self.demand.num_unshared_blocks,
+            prefill_tokens=self.prefill_tokens,
+            queued_prefill_tokens=queued + self.prefill_tokens,
+            booked_at=now,
+            is_streamed=request.stream,
+            expectation=self.expectation,
+        )
+
+
+class Planner:
+    """Reads workers, loads and beliefs."""
+
+    def __init__(self, workers: WorkerTable, loads: ActiveSequences, beliefs: Beliefs) -> None:
+        self._workers = workers
+        self._loads = loads
+        self._beliefs = beliefs
+        self._ratios: dict[str, TokenRatio] = {}
+        self.served_last = ServedLast()
+
+    def plan(
+        self,
+        request: RoutingRequest,
+        prompt: Prompt | None,
+        *,
+        policy: Policy,
+        rng: random.Random,
+        now: float,
+        exclude: Collection[WorkerId] = (),
+        attempt: int = 0,
+    ) -> Plan:
+        """Raises NoWorkers."""
+        pool = self._workers.pool(request.model, exclude)
+        inputs = self._inputs(request, prompt, pool, policy, now)
+        candidates = build_candidates(
+            inputs, self._loads, self._beliefs, lambda: self._find_served_last(prompt, pool)
+        )
+        choice = policy.choose(request, candidates, rng)
+        return self._conclude(request, prompt, inputs, candidates, choice, policy, now, attempt)
+
+    def _inputs(
+        self, request: RoutingRequest, prompt: Prompt | None, pool: Pool, policy: Policy, now: float
+    ) -> Inputs:
+        byte_ratio = self.token_ratio(pool.workers[0])
+        token_ratio = byte_ratio if prompt and prompt.unit is Unit.BYTES else 1.0
+        num_tokens = round(prompt.num_tokens * token_ratio) if prompt else request.num_prompt_tokens
+        looks_up = prompt is not None and Needs.OVERLAP in policy.needs
+        return Inputs(
+            pool=pool,
+            needs=policy.needs,
+            unit=prompt.unit if prompt else Unit.TOKENS,
+            num_tokens=num_tokens,
+            token_ratio=token_ratio,
+            byte_ratio=byte_ratio,
+            demands={space: Demand.of(prompt, space, policy.assumes_kv_reuse) for space in pool.spaces},
+            overlap=self._beliefs.match(prompt, pool, now=now) if prompt and looks_up else Overlap(),
+        )
+
+    def _conclude(
+        self,
+        request: RoutingRequest,
+        prompt: Prompt | None,
+        inputs: Inputs,
+        candidates: Candidates,
+        choice: Choice,
+        policy: Policy,
+        now: float,
+        attempt: int,
+    ) -> Plan:
+        worker, slot = inputs.pool.workers[choice.row], inputs.pool.slots[choice.row]
+        entry = self._workers.of_slot(slot)
+        expectation = self._expectation(prompt, inputs, entry)
+        decision = Decision(
+            request_id=request.id,
+            attempt=attempt,
+            worker=worker,
+            slot=slot,
+            policy=policy.name,
+            reason=choice.reason,
+            now=now,
+            num_prompt_tokens=inputs.num_tokens,
+            expected_cached_tokens=expectation.cached_tokens,
+            trust=self._beliefs.trust(slot).level.value,
+            candidates=candidates,
+            choice=choice,
+        )
+        return Plan(
+            decision=decision,
+            entry=entry,
+            prompt=prompt,
+            overlap=inputs.overlap,
+            unit=inputs.unit,
+            demand=inputs.demands[entry.space],
+            prefill_tokens=self._uncached_tokens(inputs, entry, policy),
+            expectation=expectation,
+        )
+
+    def _uncached_tokens(self, inputs: Inputs, entry: WorkerEntry, policy: Policy) -> int:
+        """Prompt tokens that the worker must compute: all but the cached ones, the slower tiers by weight."""
+        overlap, slot = inputs.overlap, entry.slot
+        host, disk = policy.tier_weights
+        blocks = (
+            overlap.device.get(slot, 0) + host * overlap.host.get(slot, 0) + disk * overlap.disk.get(slot, 0)
+        )
+        cached = round(blocks * entry.space.block_tokens * inputs.token_ratio)
+        return max(0, inputs.num_tokens - cached)
+
+    def _expectation(self, prompt: Prompt | None, inputs: Inputs, entry: WorkerEntry) -> Expectation:
+        if prompt is None:
+            return Expectation()
+        block_tokens = entry.space.block_tokens
+        cached = expected_cached_tokens(inputs.overlap.depth(entry.slot), prompt.num_tokens, block_tokens)
+        return Expectation(
+            chain=prompt.chains.get(entry.space, ()),
+            num_tokens=prompt.num_tokens,
+            is_exact=prompt.exact and prompt.unit is Unit.TOKENS and Needs.OVERLAP in inputs.needs,
+            cached_tokens=round(cached * inputs.token_ratio),
+            exact_blocks=inputs.overlap.exact.get(entry.slot, 0),
+            num_messages=self._beliefs.num_messages(entry.slot),
+        )
+
+    def _find_served_last(self, prompt: Prompt | None, pool: Pool) -> WorkerId | None:
+        if prompt is None:
+            return None
+        found = (self.served_last.find(prompt.chains.get(space, ())) for space in pool.spaces)
+        return next((worker_id for worker_id in found if worker_id is not None), None)
+
+    # Lengths of byte prompts
+
+    def token_ratio(self, worker: Worker) -> float:
+        """Real tokens for one estimated token of a byte prompt of the worker's base model."""
+        ratio = self._ratios.get(worker.base_model)
+        return ratio.value if ratio else 1.0
+
+    def observe_prompt_tokens(self, worker: Worker, booking: Booking, prompt_tokens: int | None) -> None:
+        if booking.unit is Unit.BYTES and prompt_tokens:
+            ratio = self._ratios.setdefault(worker.base_model, TokenRatio())
+            ratio.observe(prompt_tokens, booking.expectation.num_tokens)
+
+    def keep_ratios_of(self, base_models: Collection[str]) -> None:
+        """Forgets what was learnt of models that nobody serves any more."""
+        self._ratios = {model: ratio for model, ratio in self._ratios.items() if model in base_models}

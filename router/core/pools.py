@@ -1,0 +1,52 @@
+"""The candidates of one model as columns that do not change from request to request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from indexer.blocks import HashSpace
+from policies.types import Slot, Worker, WorkerId
+from router.core.limits import DEFAULT_BLOCK_TOKENS
+
+
+def hash_space_of(worker: Worker) -> HashSpace:
+    """The space of the worker's blocks; the default block size if it did not tell its own."""
+    return HashSpace(worker.base_model, worker.block_tokens or DEFAULT_BLOCK_TOKENS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Workers and their slots, row by row, and what follows from them.
+
+    `block_tokens`: tokens of a reference block, the smallest block size among them. `scales[row]`: reference
+    blocks in one block of that worker. `spaces`: the bitmask of the slots in each hash space.
+    `row_spaces[row]`: that of the worker. `rows`: by worker.
+    """
+
+    workers: tuple[Worker, ...]
+    slots: tuple[Slot, ...]
+    block_tokens: int
+    scales: tuple[float, ...]
+    spaces: dict[HashSpace, int]
+    row_spaces: tuple[HashSpace, ...]
+    rows: dict[WorkerId, int]
+
+    @classmethod
+    def of(cls, members: Iterable[tuple[Worker, Slot]]) -> Pool:
+        """At least one member."""
+        workers, slots = zip(*members, strict=True)
+        row_spaces = tuple(hash_space_of(worker) for worker in workers)
+        block_tokens = min(space.block_tokens for space in row_spaces)
+        spaces: dict[HashSpace, int] = {}
+        for space, slot in zip(row_spaces, slots, strict=True):
+            spaces[space] = spaces.get(space, 0) | 1 << slot
+        return cls(
+            workers=workers,
+            slots=slots,
+            block_tokens=block_tokens,
+            scales=tuple(space.block_tokens / block_tokens for space in row_spaces),
+            spaces=spaces,
+            row_spaces=row_spaces,
+            rows={worker.id: row for row, worker in enumerate(workers)},
+        )

@@ -1,0 +1,203 @@
+"""The workers that the gateway knows: their slots, health, and which of them may serve a model.
+
+What is booked on them is in `loads`, what they hold in `overlap`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from indexer.blocks import HashSpace
+from indexer.trust import Trust
+from policies.types import Slot, Worker, WorkerId
+from router.core.catalogue import Catalogue, Resolution
+from router.core.health import NEXT_HEALTH, Health, HealthSign
+from router.core.limits import POOLS_KEPT
+from router.core.loads import Booking
+from router.core.pools import Pool, hash_space_of
+from router.core.prefill import PrefillSpeed
+from router.errors import NoWorkers
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerChanges:
+    """What a reconciliation did. A worker whose cache is another one now (new address, engine, model or block
+    size) is removed and added; `changed` are those that only serve other names or carry another version."""
+
+    added: tuple[Worker, ...] = ()
+    changed: tuple[Worker, ...] = ()
+    removed: tuple[Worker, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker as the admin port shows it. Blocks are the worker's own; decode blocks may be fractional
+    when prompts were measured in bytes."""
+
+    worker: Worker
+    slot: Slot
+    health: Health
+    draining: bool
+    trust: Trust
+    num_active_requests: int
+    active_prefill_tokens: int
+    active_decode_blocks: float
+    active_output_tokens: int
+    num_index_blocks: int
+    num_predicted_blocks: int
+
+    @property
+    def state(self) -> str:
+        """One word: "draining", else the health."""
+        return "draining" if self.draining else self.health.value
+
+
+@dataclass(slots=True, eq=False)
+class WorkerEntry:
+    """A worker while it lives, with what is learnt about it.
+
+    `sole`: the booking that has had the worker to itself since it was made, if there is one.
+    `reports_cached_tokens`: its engine was seen to report a number.
+    """
+
+    worker: Worker
+    slot: Slot
+    health: Health = Health.HEALTHY
+    draining: bool = False
+    speed: PrefillSpeed = field(default_factory=PrefillSpeed)
+    sole: Booking | None = None
+    reports_cached_tokens: bool = False
+
+    @property
+    def space(self) -> HashSpace:
+        return hash_space_of(self.worker)
+
+
+class WorkerTable:
+    """Workers by id. `slot_is_free` tells whether nothing remembers a slot's former worker any more."""
+
+    def __init__(self, slot_is_free: Callable[[Slot], bool]) -> None:
+        self._slot_is_free = slot_is_free
+        self._entries: dict[WorkerId, WorkerEntry] = {}
+        self._by_slot: dict[Slot, WorkerEntry] = {}
+        self._pools: dict[str, Pool] = {}
+        self.catalogue = Catalogue(())
+
+    def __iter__(self) -> Iterator[WorkerEntry]:
+        return iter(self._entries.values())
+
+    def get(self, worker_id: WorkerId) -> WorkerEntry | None:
+        return self._entries.get(worker_id)
+
+    def of_slot(self, slot: Slot) -> WorkerEntry:
+        return self._by_slot[slot]
+
+    def reconcile(
+        self, workers: Sequence[Worker]
+    ) -> tuple[WorkerChanges, list[WorkerEntry], list[WorkerEntry]]:
+        """Makes the table hold exactly these workers; returns the changes, and the entries gone and new."""
+        wanted = {worker.id: worker for worker in workers}
+        gone = [entry for entry in self if not _same_cache(entry.worker, wanted.get(entry.worker.id))]
+        for entry in gone:
+            del self._entries[entry.worker.id], self._by_slot[entry.slot]
+        changed = [worker for worker in wanted.values() if self._update(worker)]
+        new = [self._add(worker) for worker in wanted.values() if worker.id not in self._entries]
+        self._pools.clear()
+        self.catalogue = Catalogue(wanted.values())
+        removed = tuple(entry.worker for entry in gone)
+        added = tuple(entry.worker for entry in new)
+        return WorkerChanges(added, tuple(changed), removed), gone, new
+
+    def _update(self, worker: Worker) -> bool:
+        entry = self._entries.get(worker.id)
+        if entry is None or entry.worker == worker:
+            return False
+        entry.worker = worker
+        return True
+
+    def _add(self, worker: Worker) -> WorkerEntry:
+        slot = 0
+        while slot in self._by_slot or not self._slot_is_free(slot):
+            slot += 1
+        entry = self._entries[worker.id] = self._by_slot[slot] = WorkerEntry(worker, slot)
+        return entry
+
+    def observe(self, worker_id: WorkerId, sign: HealthSign) -> WorkerEntry | None:
+        """The worker's next health; None when it is not known (it left meanwhile)."""
+        entry = self._entries.get(worker_id)
+        if entry and (health := NEXT_HEALTH[entry.health, sign]) is not entry.health:
+            entry.health = health
+            self._pools.clear()
+        return entry
+
+    def set_draining(self, worker_id: WorkerId, draining: bool) -> None:
+        if entry := self._entries.get(worker_id):
+            entry.draining = draining
+            self._pools.clear()
+
+    def hash_spaces(self, model: str) -> list[HashSpace]:
+        """The distinct spaces of all workers that serve the model, the finest blocks first."""
+        spaces = {entry.space for entry in self if _serves(entry.worker, model)}
+        return sorted(spaces, key=lambda space: (space.block_tokens, space.base_model))
+
+    def resolve(self, model: str | None) -> Resolution:
+        return self.catalogue.resolve(model)
+
+    def pool(self, model: str, exclude: Collection[WorkerId] = ()) -> Pool:
+        """The candidates for the model. Raises NoWorkers, in words that say why there are none."""
+        if exclude:
+            return self._build_pool(model, exclude)
+        if (pool := self._pools.get(model)) is None:
+            pool = self._build_pool(model, ())
+            if len(self._pools) >= POOLS_KEPT:
+                self._pools.clear()
+            self._pools[model] = pool
+        return pool
+
+    def _build_pool(self, model: str, exclude: Collection[WorkerId]) -> Pool:
+        serving = [entry for entry in self if _serves(entry.worker, model)]
+        open_to_new = [entry for entry in serving if not entry.draining and entry.worker.id not in exclude]
+        healthy = [entry for entry in open_to_new if entry.health is Health.HEALTHY]
+        # Suspicion is a guess: when it falls on all of them, trying one beats refusing the request.
+        members = healthy or open_to_new
+        if not members:
+            raise NoWorkers(_why_none(model, serving, exclude))
+        return Pool.of((entry.worker, entry.slot) for entry in members)
+
+    def check(self) -> None:
+        """Asserts that slots and entries agree."""
+        assert {entry.slot: entry for entry in self} == self._by_slot
+        assert all(worker_id == entry.worker.id for worker_id, entry in self._entries.items())
+
+
+def _serves(worker: Worker, model: str) -> bool:
+    return not worker.models or any(served.name == model for served in worker.models)
+
+
+def _same_cache(known: Worker, now: Worker | None) -> bool:
+    """Whether what was learnt of the worker's cache, and booked on it, still holds."""
+    return now is not None and _cache_identity(known) == _cache_identity(now)
+
+
+def _cache_identity(worker: Worker) -> tuple[object, ...]:
+    return (
+        worker.url,
+        worker.engine,
+        worker.dp_rank,
+        worker.base_model,
+        worker.block_tokens,
+        worker.num_blocks,
+        worker.publishes_events,
+    )
+
+
+def _why_none(model: str, serving: Sequence[WorkerEntry], exclude: Collection[WorkerId]) -> str:
+    if not serving:
+        return f"No worker serves the model '{model}'"
+    draining = sum(entry.draining for entry in serving)
+    tried = sum(entry.worker.id in exclude for entry in serving)
+    return (
+        f"No worker can take a request for the model '{model}': of {len(serving)}, "
+        f"{draining} draining, {tried} tried already"
+    )

@@ -1,0 +1,51 @@
+"""Candidates from a few columns, the rest zeros: what the tests of policies write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from policies.types import Candidates, RoutingRequest, ServedModel, Worker
+
+MODEL = "model"
+REQUEST = RoutingRequest(id="r", model=MODEL)
+
+
+def make_worker(worker_id: str, **fields) -> Worker:
+    fields = {
+        "url": f"http://{worker_id}:8000",
+        "models": (ServedModel(MODEL),),
+        "block_tokens": 16,
+        **fields,
+    }
+    return Worker(id=worker_id, **fields)
+
+
+def make_candidates(
+    num: int,
+    *,
+    ids: Sequence[str] = (),
+    prompt_blocks: float = 0.0,
+    device: Sequence[float] = (),
+    host: Sequence[float] = (),
+    disk: Sequence[float] = (),
+    prefill: Sequence[float] = (),
+    decode: Sequence[float] = (),
+    active: Sequence[int] = (),
+    held: Sequence[int] = (),
+    served_last_row: int | None = None,
+) -> Candidates:
+    ids = ids or [f"w{number}" for number in range(num)]
+    return Candidates(
+        workers=[make_worker(worker_id) for worker_id in ids],
+        slots=list(range(num)),
+        block_tokens=16,
+        prompt_blocks=prompt_blocks,
+        device_overlap=device or [0.0] * num,
+        host_overlap=host or [0.0] * num,
+        disk_overlap=disk or [0.0] * num,
+        active_prefill_blocks=prefill or [0.0] * num,
+        potential_decode_blocks=decode or [0.0] * num,
+        num_active_requests=active or [0] * num,
+        num_held_blocks=held or [0] * num,
+        served_last_row=served_last_row,
+    )
