@@ -148,7 +148,7 @@ def _checked_model(value: object) -> str | None:
 
 
 def _check_prompt(kinds: Mapping[str, str], endpoint: Endpoint) -> None:
-    """Is the prompt there, of a type that its protocol knows? `kinds`: JSON types by field, nulls left out."""
+    """Is the prompt there, of a type that its protocol knows? `kinds`: JSON type by field, nulls left out."""
     if endpoint.protocol in (Protocol.CHAT, Protocol.MESSAGES):
         _check_field("messages", kinds, ("array",))
     elif endpoint.protocol is Protocol.COMPLETIONS and ("prompt" in kinds or "prompt_embeds" not in kinds):

@@ -80,7 +80,7 @@ def _fields_of(answer: _Answer) -> _UsageFields | None:
 
 
 def _normalised(fields: _UsageFields) -> Usage:
-    if fields.cache_read_input_tokens is not None:
+    if fields.cache_read_input_tokens is not None or fields.cache_creation_input_tokens is not None:
         return _normalised_messages(fields)
     details = fields.prompt_tokens_details or fields.input_tokens_details
     return Usage(
@@ -94,10 +94,8 @@ def _normalised(fields: _UsageFields) -> Usage:
 
 def _normalised_messages(fields: _UsageFields) -> Usage:
     """In the messages API `input_tokens` counts only what was neither read from nor written to the cache."""
-    cached = fields.cache_read_input_tokens or 0
-    prompt = None
-    if fields.input_tokens is not None:
-        prompt = fields.input_tokens + cached + (fields.cache_creation_input_tokens or 0)
+    cached, created = fields.cache_read_input_tokens or 0, fields.cache_creation_input_tokens or 0
+    prompt = None if fields.input_tokens is None else fields.input_tokens + cached + created
     return Usage(prompt_tokens=prompt, cached_tokens=cached, completion_tokens=fields.output_tokens)
 
 

@@ -1,0 +1,16 @@
+"""The bounds of this package, each with its reason."""
+
+PROBE_SECONDS = 5.0
+"""For each call of a probe. A busy engine answers such calls between two steps."""
+
+MODELS_BYTES = 4 * 1024 * 1024
+"""`/v1/models` of a server with thousands of adapters."""
+
+SERVER_INFO_BYTES = 4 * 1024 * 1024
+"""SGLang's server info repeats all settings for every rank: about 10 KB a rank."""
+
+METRICS_BYTES = 16 * 1024 * 1024
+"""Engines write 50 to 200 KB; one with a thousand adapters in labels, some MB."""
+
+SMALL_BYTES = 64 * 1024
+"""Version, health, the tokens of one word."""

@@ -1,0 +1,198 @@
+"""Tokens from the engines themselves: the only ones that are sure to hash to the blocks that engines store.
+
+A healthy worker of the model is asked, results are kept by content, and equal requests share one call. What
+an engine cannot be asked for, or does not answer in time, becomes a prompt of bytes and is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+import aiohttp
+import msgspec
+from xxhash import xxh3_128_digest
+
+from indexer.blocks import Unit
+from router.core.catalogue import Resolution
+from router.core.prompt import Prompt
+from router.engines import ENGINES
+from router.engines.http import CallFailed, CallTimedOut, WorkerHttp
+from router.engines.tokenize import TOKENIZE_PATH, TokenizeAnswer
+from router.tasks import start_task
+from router.tokens.base import TokenHost, TokenizeTarget
+from router.tokens.bytes import BytesTokens
+from router.tokens.cache import TokenCache, TokenizedPrompt
+from router.tokens.hashing import Pace, chain_hashes, root_seeds
+from router.tokens.limits import (
+    ANSWER_BYTES_BASE,
+    ANSWER_BYTES_PER_REQUEST_BYTE,
+    TOKENIZE_CALLS_PER_WORKER,
+    TOKENIZE_SECONDS,
+)
+from router.tokens.prompts import (
+    NotTokenIds,
+    PromptBatch,
+    batch_of,
+    is_foretellable,
+    pack_json_ids,
+    prompt_of_ids,
+)
+from router.wire.endpoints import Endpoint, Protocol
+from router.wire.openai import ParsedBody, Slices
+
+_ASKABLE = (Protocol.CHAT, Protocol.COMPLETIONS, Protocol.GENERATE)
+"""Protocols whose prompts engines tokenize on request; the prompts of others are bytes by design."""
+
+_MEDIA_PARTS = (
+    b'"image_url"', b'"image_pil"', b'"image_embeds"', b'"input_image"', b'"image"', b'"input_audio"',
+    b'"audio_url"', b'"audio_embeds"', b'"video_url"', b'"video"', b'"file"',
+)  # fmt: skip
+"""Types of content parts that the engine expands into tokens which its /tokenize does not know."""
+
+
+class NoTokens(Exception):
+    """No tokens came from an engine; the text is a word for the metrics."""
+
+
+class EngineTokens:
+    """The token source `engine`."""
+
+    def __init__(
+        self, host: TokenHost, session: aiohttp.ClientSession, *, timeout_seconds: float = TOKENIZE_SECONDS
+    ) -> None:
+        self._host = host
+        self._bytes = BytesTokens(host)
+        self._calls = _SharedCalls(session, timeout_seconds)
+        self._cache = TokenCache()
+
+    async def prompt(self, parsed: ParsedBody, endpoint: Endpoint, resolution: Resolution) -> Prompt | None:
+        batch = batch_of(parsed.prompt)
+        if batch is not None and batch.are_ids:
+            return await prompt_of_ids(batch, parsed, resolution, self._host)
+        if endpoint.protocol in _ASKABLE:
+            try:
+                return await self._ask(batch, parsed, endpoint.protocol, resolution)
+            except NoTokens as error:
+                self._host.fell_back(str(error))
+        return await self._bytes.prompt_of_text(batch, parsed, resolution)
+
+    async def _ask(
+        self, batch: PromptBatch | None, parsed: ParsedBody, protocol: Protocol, resolution: Resolution
+    ) -> Prompt:
+        _refuse_media(parsed.prompt)
+        target = self._calls.least_busy(self._host.tokenize_targets(resolution.model))
+        request = ENGINES[target.engine].tokenize_request(
+            protocol, _of_first(parsed.prompt, batch), resolution.model
+        )
+        if request is None:
+            raise NoTokens("unsupported")
+        digest = xxh3_128_digest(request)
+        entry = self._cache.get(digest)
+        if entry is None:
+            entry = await self._calls.tokenize(digest, request, target)
+            self._cache.put(digest, entry)
+        return await self._ready(digest, entry, batch, parsed, resolution)
+
+    async def _ready(
+        self,
+        digest: bytes,
+        entry: TokenizedPrompt,
+        batch: PromptBatch | None,
+        parsed: ParsedBody,
+        resolution: Resolution,
+    ) -> Prompt:
+        seeds = root_seeds(self._host, parsed, resolution, Unit.TOKENS)
+        chains = {seed[0]: entry.chains[seed] for seed in seeds if seed in entry.chains}
+        if new_seeds := [seed for seed in seeds if seed[0] not in chains]:
+            new_chains = await chain_hashes(entry.packed, new_seeds, Pace())
+            self._cache.add_chains(digest, entry, {seed: new_chains[seed[0]] for seed in new_seeds})
+            chains |= new_chains
+        return Prompt(
+            num_tokens=entry.num_tokens + _estimated_others(batch, entry.num_tokens),
+            unit=Unit.TOKENS,
+            chains=chains,
+            exact=is_foretellable(parsed, batch),
+        )
+
+
+def _refuse_media(prompt: Slices) -> None:
+    messages = bytes(prompt.get("messages", b""))
+    if any(part in messages for part in _MEDIA_PARTS):
+        raise NoTokens("media")
+
+
+def _of_first(prompt: Slices, batch: PromptBatch | None) -> Slices:
+    """The prompt's fields with the first text of a batch in the place of all."""
+    if batch is None:
+        return prompt
+    name = "prompt" if "prompt" in prompt else "text"
+    return {**prompt, name: msgspec.Raw(batch.first)}
+
+
+def _estimated_others(batch: PromptBatch | None, num_first_tokens: int) -> int:
+    """Tokens of a batch's other texts, at the first one's rate."""
+    if batch is None or not batch.others:
+        return 0
+    return num_first_tokens * batch.num_other_bytes() // len(batch.first)
+
+
+class _SharedCalls:
+    """Calls of /tokenize under way: at most some for each worker, and one for each content."""
+
+    def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float) -> None:
+        self._session = session
+        self._timeout_seconds = timeout_seconds
+        self._under_way: dict[bytes, asyncio.Task[TokenizedPrompt | NoTokens]] = {}
+        self._num_calls: Counter[str] = Counter()
+        """By worker, those that wait for their turn included."""
+        self._turns: dict[str, asyncio.Semaphore] = {}
+
+    def least_busy(self, targets: Sequence[TokenizeTarget]) -> TokenizeTarget:
+        if not targets:
+            raise NoTokens("no_worker")
+        return min(targets, key=lambda target: self._num_calls[target.worker_id])
+
+    async def tokenize(self, digest: bytes, request: bytes, target: TokenizeTarget) -> TokenizedPrompt:
+        """The tokens that `request` asks for. A caller that goes away leaves the call to the others."""
+        task = self._under_way.get(digest)
+        if task is None:
+            task = start_task(self._call(request, target), name=f"tokenize at {target.worker_id}")
+            self._under_way[digest] = task
+            task.add_done_callback(lambda _: self._under_way.pop(digest, None))
+        outcome = await asyncio.shield(task)
+        if isinstance(outcome, NoTokens):
+            raise NoTokens(str(outcome))
+        return outcome
+
+    async def _call(self, request: bytes, target: TokenizeTarget) -> TokenizedPrompt | NoTokens:
+        """Never raises, so that one failure can be told to several callers."""
+        worker_id = target.worker_id
+        turns = self._turns.setdefault(worker_id, asyncio.Semaphore(TOKENIZE_CALLS_PER_WORKER))
+        self._num_calls[worker_id] += 1
+        try:
+            async with asyncio.timeout(self._timeout_seconds), turns:
+                return await self._post(request, target)
+        except (TimeoutError, CallTimedOut):
+            return NoTokens("timeout")
+        except CallFailed:
+            return NoTokens("unreachable")
+        except NoTokens as error:
+            return error
+        finally:
+            self._num_calls[worker_id] -= 1
+            if not self._num_calls[worker_id]:
+                del self._num_calls[worker_id], self._turns[worker_id]
+
+    async def _post(self, request: bytes, target: TokenizeTarget) -> TokenizedPrompt:
+        http = WorkerHttp(self._session, target.url, target.headers, timeout_seconds=self._timeout_seconds)
+        max_bytes = ANSWER_BYTES_BASE + ANSWER_BYTES_PER_REQUEST_BYTE * len(request)
+        answer = await http.post_json(TOKENIZE_PATH, request, max_bytes)
+        if not answer.is_success:
+            raise NoTokens("refused")
+        try:
+            ids = msgspec.json.decode(answer.body, type=TokenizeAnswer).tokens
+            return TokenizedPrompt(await pack_json_ids(bytes(ids), Pace()))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, NotTokenIds):
+            raise NoTokens("rubbish") from None
