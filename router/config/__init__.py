@@ -3,9 +3,19 @@
 `options` is the table of what can be set; everything else here is derived from it or serves it.
 """
 
+from router.config.addresses import is_loopback
 from router.config.command_line import load_or_exit
 from router.config.errors import ConfigErrors, Mistake
-from router.config.load import load
+from router.config.load import load, worker_from
 from router.config.settings import Settings, WorkerConfig
 
-__all__ = ["ConfigErrors", "Mistake", "Settings", "WorkerConfig", "load", "load_or_exit"]
+__all__ = [
+    "ConfigErrors",
+    "Mistake",
+    "Settings",
+    "WorkerConfig",
+    "is_loopback",
+    "load",
+    "load_or_exit",
+    "worker_from",
+]

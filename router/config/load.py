@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
+import errno
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+from router.config.addresses import is_loopback
 from router.config.errors import ConfigErrors, Mistake
 from router.config.reader import Reader, ReadFile
-from router.config.settings import Settings
+from router.config.settings import Settings, WorkerConfig
 from router.config.sources import GivenValues, from_environment, from_file, from_flags
 
 
@@ -30,6 +32,19 @@ def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -
     return settings
 
 
+def worker_from(fields: Mapping[str, Any]) -> WorkerConfig:
+    """A worker described as an entry of `workers:`, but with its key in place. Raises ConfigErrors."""
+    mistakes: list[Mistake] = []
+    workers = list(Reader(_read_nothing, mistakes).workers([dict(fields)], "worker"))
+    if mistakes:
+        raise ConfigErrors(mistakes)
+    return workers[0]
+
+
+def _read_nothing(path: str) -> str:
+    raise PermissionError(errno.EPERM, "files are read at the start only")
+
+
 def _from_config_file(given: GivenValues, reader: Reader, mistakes: list[Mistake]) -> GivenValues:
     if "config" not in given:
         return {}
@@ -40,7 +55,7 @@ def _from_config_file(given: GivenValues, reader: Reader, mistakes: list[Mistake
 
 def _contradictions(settings: Settings) -> Iterator[Mistake]:
     """Rules between options; a value that was a mistake itself counts as its default here."""
-    if not _is_loopback(settings.admin_host) and settings.admin_api_key is None:
+    if not is_loopback(settings.admin_host) and settings.admin_api_key is None:
         yield Mistake("--admin-host", f"{settings.admin_host} is not loopback: --admin-api-key must be set")
     if settings.port == settings.admin_port != 0 and settings.host in (settings.admin_host, "0.0.0.0", "::"):
         yield Mistake("--admin-port", f"must differ from --port ({settings.port})")
@@ -49,12 +64,3 @@ def _contradictions(settings: Settings) -> Iterator[Mistake]:
     for worker in settings.workers:
         if worker.kv_replay is not None and worker.kv_events is None and settings.kv_events is None:
             yield Mistake(f"workers: {worker.url}", "kv_replay needs kv_events: events are what is replayed")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from router.config.errors import Mistake, did_you_mean
@@ -39,7 +39,7 @@ class Reader:
             if option.kv_parameter:
                 self._set_parameter("kv", option.kv_parameter, given.values[0], given.where)
             elif option.name == "workers":
-                self.values["workers"] = tuple(self._workers(given))
+                self.values["workers"] = tuple(self.workers(given.values, given.where))
             elif option.name == "policy" and isinstance(given.values[0], dict):
                 self._policy(given.values[0], given.where)
             else:
@@ -106,15 +106,16 @@ class Reader:
         for parsed in self._parsed(parameter_values(policy)[parameter], [raw], where):
             self.values.setdefault("policy_parameters", {}).setdefault(policy, {})[parameter] = parsed
 
-    def _workers(self, given: Given) -> Iterator[WorkerConfig]:
-        for index, raw in enumerate(given.values):
-            where = f"{given.where}[{index}]"
+    def workers(self, raws: Sequence[Any], where: str) -> Iterator[WorkerConfig]:
+        """Each entry is a URL or a mapping with a url."""
+        for index, raw in enumerate(raws):
+            here = f"{where}[{index}]"
             if isinstance(raw, str):
                 yield WorkerConfig(url=raw)
             elif not isinstance(raw, dict) or "url" not in raw:
-                self._wrong(where, "must be a URL, or a mapping with a url")
+                self._wrong(here, "must be a URL, or a mapping with a url")
             else:
-                yield from self._worker(raw, where)
+                yield from self._worker(raw, here)
 
     def _worker(self, entry: dict[Any, Any], where: str) -> Iterator[WorkerConfig]:
         fields: dict[str, Any] = {}

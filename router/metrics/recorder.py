@@ -1,22 +1,25 @@
 """The metrics that requests leave behind, one cheap call for each thing that happened.
 
-A dispatched attempt is counted by `request_started`, a request by `request_ended`, once each. What is in flight
-is no pair of these two calls: it is read from the core's bookings, so that it can't drift from them.
+An attempt that goes out is counted by `request_started`, a request by `request_ended`, once each. What is in
+flight is not kept from these two calls: it is read from the core's bookings, which can't drift.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import asyncio
+from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from router.core.routing import RoutingCore
 from router.metrics import table
 from router.metrics.series import Counter, Histogram
+from router.metrics.workers import worker_families
 
 OTHER = "other"
-"""The model label of names that no worker serves: clients choose those, and must not choose our label sets."""
+"""The model label of names that no worker serves: clients choose them, and must not make series."""
 
 
 class Metrics(Collector):
@@ -52,6 +55,8 @@ class Metrics(Collector):
             self._duration,
             self._decision,
         )
+        self._core: RoutingCore | None = None
+        self._model_labels: set[str] = set()
         self.registry.register(self)
 
     def request_started(self, worker_id: str, model: str) -> None:
@@ -104,17 +109,51 @@ class Metrics(Collector):
     def stream_error_event(self, worker_id: str, placed: bool) -> None:
         self._stream_errors.add((worker_id, "true" if placed else "false"))
 
+    def watch(self, core: RoutingCore) -> None:
+        """Export what the core knows of each worker, and count nothing under names that it doesn't know."""
+        self._core = core
+
+    async def exposition(self) -> bytes:
+        """The registry as Prometheus text. The event loop may go on between one metric and the next: with
+        hundreds of workers the whole text takes longer than a stream should wait."""
+        pieces = []
+        for family in self.registry.collect():
+            pieces.append(generate_latest(_Single(family)))
+            await asyncio.sleep(0)
+        return b"".join(pieces)
+
     def collect(self) -> Iterator[Family]:
         """Called by the registry for each scrape."""
+        if self._core is not None:
+            views = self._core.workers()
+            self._forget_all_but(view.worker.id for view in views)
+            yield from worker_families(self._core, views)
         for series in self._counted:
             yield series.family()
 
-    def _forget_all_but(self, worker_ids: Collection[str]) -> None:
-        """Series of removed workers vanish; "" and "other" are nobody's."""
+    def _forget_all_but(self, worker_ids: Iterable[str]) -> None:
+        """Series of workers and models that are gone vanish; "" and "other" are nobody's."""
         known = {*worker_ids, "", OTHER}
+        self._model_labels.clear()
         for series in self._counted:
             if series.metric.labels[0] == "worker":
                 series.keep(lambda labels: labels[0] in known)
 
     def _model_label(self, model: str) -> str:
+        if model in self._model_labels or self._core is None:
+            return model
+        if model not in self._core.models():
+            return OTHER
+        self._model_labels.add(model)
         return model
+
+
+class _Single(CollectorRegistry):
+    """A registry of one family, which is what prometheus-client can render."""
+
+    def __init__(self, family: Family) -> None:
+        super().__init__()
+        self._family = family
+
+    def collect(self) -> Iterator[Family]:
+        yield self._family

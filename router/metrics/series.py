@@ -18,8 +18,8 @@ from router.metrics.table import COUNTER, GAUGE, Metric
 Labels = tuple[str, ...]
 
 MAX_SERIES = 20_000
-"""Label sets of one metric. Past it, new ones are counted under "other": a mistake in a label must not eat the
-memory of the gateway. 500 workers x 10 models x 4 statuses fit."""
+"""Label sets of one metric. Past it, new ones are counted under "other": a label that varies too much must
+not eat the memory of the gateway. 500 workers x 10 models x 4 statuses fit."""
 
 
 class Counter:

@@ -1,4 +1,4 @@
-"""Every metric of the gateway: name, type, labels, meaning. `docs/metrics.md` is checked against this table."""
+"""Every metric of the gateway: name, type, labels, meaning. A test holds `docs/metrics.md` to this table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ COUNTER = "counter"
 GAUGE = "gauge"
 HISTOGRAM = "histogram"
 
-# Seconds. The top ends are beyond the default request timeout of a long generation (10 minutes and more), since
-# a histogram that ends too early turns every bad day into "+Inf".
+# Seconds. They reach beyond ten minutes where requests may: a histogram that ends too early turns every bad
+# day into "+Inf".
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320, 640)
 ITL_BUCKETS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.06, 0.08, 0.12, 0.2, 0.4, 0.8, 2, 5, 20)
 DURATION_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120, 240, 480, 960, 1920)
@@ -18,7 +18,7 @@ DECISION_BUCKETS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """`name` is as exported, so a counter's ends in `_total`; `buckets` are upper bounds in the metric's unit."""
+    """`name` is as exported, so a counter's ends in `_total`; `buckets` are upper bounds, in seconds."""
 
     name: str
     type: str
@@ -71,7 +71,7 @@ EXPECTED_CACHED = Metric(
     "kvgate_expected_cached_tokens_total",
     COUNTER,
     ("worker",),
-    "Prompt tokens that the index expected to be cached, over the requests whose worker reported its own count.",
+    "Prompt tokens that the index expected to be cached, in requests whose worker reported its own count.",
 )
 REPORTED_CACHED = Metric(
     "kvgate_reported_cached_tokens_total",
@@ -120,7 +120,7 @@ WORKER_TRUST = Metric(
     "kvgate_worker_trust",
     GAUGE,
     ("worker", "level"),
-    "1 for the trust level of the worker's overlap: exact, recovering, degraded or predicted; 0 for the others.",
+    "1 for the trust level of the worker's overlap (exact, recovering, degraded, predicted), 0 for the rest.",
 )
 INDEX_BLOCKS = Metric(
     "kvgate_index_blocks", GAUGE, ("worker",), "Blocks that the worker's own events say it holds."
@@ -154,6 +154,18 @@ KV_EVENTS_IGNORED = Metric(
     ("worker", "reason"),
     "KV events that do not matter here or were not understood.",
 )
+KV_ORPHANS = Metric(
+    "kvgate_kv_orphans_total",
+    COUNTER,
+    ("worker",),
+    "Stored blocks that could not be placed, since nobody told of the block before them.",
+)
+KV_OVERREPORTS = Metric(
+    "kvgate_kv_overreports_total",
+    COUNTER,
+    ("worker",),
+    "Times that a worker had cached less than its own events had said.",
+)
 
 COUNTED = (
     REQUESTS,
@@ -183,5 +195,7 @@ READ = (
     KV_REPLAYS,
     KV_RESTARTS,
     KV_EVENTS_IGNORED,
+    KV_ORPHANS,
+    KV_OVERREPORTS,
 )
 METRICS = COUNTED + READ

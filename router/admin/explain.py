@@ -1,0 +1,81 @@
+"""A decision in JSON and in one sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from policies.types import Decision
+
+_COLUMNS = (
+    "device_overlap",
+    "host_overlap",
+    "disk_overlap",
+    "active_prefill_blocks",
+    "potential_decode_blocks",
+    "num_active_requests",
+    "num_held_blocks",
+)
+"""Of Candidates; zeros where the policy did not ask for the column."""
+
+
+def explain(decision: Decision) -> dict[str, Any]:
+    """The whole record. Blocks are reference blocks of `block_tokens` tokens; costs are null without any."""
+    return {
+        "text": explain_in_words(decision),
+        "request_id": decision.request_id,
+        "attempt": decision.attempt,
+        "worker": decision.worker.id,
+        "policy": decision.policy,
+        "reason": decision.reason,
+        "trust": decision.trust,
+        "num_prompt_tokens": decision.num_prompt_tokens,
+        "expected_cached_tokens": decision.expected_cached_tokens,
+        "block_tokens": decision.candidates.block_tokens,
+        "prompt_blocks": decision.candidates.prompt_blocks,
+        "at": decision.now,
+        "candidates": [_row(decision, row) for row in range(len(decision.candidates))],
+        "details": dict(decision.details),
+    }
+
+
+def explain_in_words(decision: Decision) -> str:
+    """One sentence: where it went, against what, and what was expected to be cached there."""
+    parts = [
+        f"{decision.worker.id} was chosen by {decision.policy}, {decision.reason or 'without a reason'}, "
+        f"of {_count(len(decision.candidates), 'candidate')}",
+        *_cost_words(decision),
+    ]
+    if decision.num_prompt_tokens:
+        parts.append(
+            f"{decision.expected_cached_tokens} of {decision.num_prompt_tokens} prompt tokens were expected "
+            f"in its cache ({decision.trust})"
+        )
+    if decision.attempt:
+        parts.append(f"{_count(decision.attempt, 'attempt')} had failed before")
+    return "; ".join(parts) + "."
+
+
+def _row(decision: Decision, row: int) -> dict[str, Any]:
+    candidates, costs = decision.candidates, decision.choice.costs
+    values = {column: getattr(candidates, column)[row] for column in _COLUMNS}
+    return {
+        "worker": candidates.workers[row].id,
+        "chosen": row == decision.choice.row,
+        "cost": costs[row] if costs else None,
+        **values,
+        "served_last": row == candidates.served_last_row,
+    }
+
+
+def _cost_words(decision: Decision) -> list[str]:
+    costs, chosen = decision.choice.costs, decision.choice.row
+    others = [row for row in range(len(costs)) if row != chosen]
+    if not others:
+        return []
+    best = min(others, key=lambda row: costs[row])
+    other = decision.candidates.workers[best].id
+    return [f"its cost is {costs[chosen]:.1f}, the best other is {other} with {costs[best]:.1f}"]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"

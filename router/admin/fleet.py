@@ -1,0 +1,32 @@
+"""What the admin port asks of the rest of the gateway beyond the decision core."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from policies.types import Decision
+from router.core.workers import WorkerView
+
+Preview = Callable[[bytes, str], Awaitable[Decision]]
+"""Body and path of a client's request -> what would be decided. Raises RouterError."""
+
+
+class Fleet(Protocol):
+    """The workers as the shell sees them."""
+
+    async def add_worker(self, url: str, **options: str) -> WorkerView:
+        """`options` are further fields of WorkerConfig. Raises ValueError that says what can't be added."""
+        ...
+
+    async def remove_worker(self, worker_id: str) -> None:
+        """With its index and bookings; no effect for a worker that has left."""
+        ...
+
+    def views(self) -> Sequence[dict[str, Any]]:
+        """A row for each worker: at least `id` and `url`; JSON values."""
+        ...
+
+    async def engine_metrics(self) -> str:
+        """The workers' own metrics as one Prometheus text with a `worker` label."""
+        ...

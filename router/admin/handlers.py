@@ -1,0 +1,189 @@
+"""What each admin call does. Paths and methods are in the table of `app`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from policies import POLICIES, PolicyError, make_policy, parameters_of
+from router.admin.explain import explain
+from router.admin.fleet import Fleet, Preview
+from router.config import ConfigErrors, Settings, worker_from
+from router.core.routing import RoutingCore
+from router.errors import BadRequest, RouterError
+from router.metrics import Metrics
+
+DECISIONS_SHOWN = 20
+"""Unless `limit` says otherwise; the core remembers more."""
+
+
+class NotKnown(BadRequest):
+    """No such worker or decision."""
+
+    status = 404
+    code = "not_found"
+
+
+def json_response(content: object, status: int = 200) -> web.Response:
+    body = orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def error_response(error: RouterError) -> web.Response:
+    headers = dict(error.headers)
+    return web.Response(
+        body=error.body(), status=error.status, headers=headers, content_type="application/json"
+    )
+
+
+class Handlers:
+    """One method for each call; errors leave as RouterError."""
+
+    def __init__(
+        self, *, core: RoutingCore, fleet: Fleet, metrics: Metrics, settings: Settings, preview: Preview
+    ) -> None:
+        self._core = core
+        self._fleet = fleet
+        self._metrics = metrics
+        self._settings = settings
+        self._preview = preview
+
+    async def health(self, request: web.Request) -> web.Response:
+        return json_response({"status": "ok"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        text = await self._metrics.exposition()
+        return web.Response(body=text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def engine_metrics(self, request: web.Request) -> web.Response:
+        text = await self._fleet.engine_metrics()
+        return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    # Workers
+
+    async def list_workers(self, request: web.Request) -> web.Response:
+        return json_response({"workers": list(self._fleet.views())})
+
+    async def list_worker_urls(self, request: web.Request) -> web.Response:
+        return json_response({"urls": [row["url"] for row in self._fleet.views()]})
+
+    async def show_worker(self, request: web.Request) -> web.Response:
+        return json_response({"worker": self._row(request.match_info["id"])})
+
+    async def add_worker(self, request: web.Request) -> web.Response:
+        return await self._add_worker(await _json_object(request))
+
+    async def add_worker_by_query(self, request: web.Request) -> web.Response:
+        return await self._add_worker(dict(request.query))
+
+    async def remove_worker(self, request: web.Request) -> web.Response:
+        return await self._remove_worker(request.match_info["id"])
+
+    async def remove_worker_by_query(self, request: web.Request) -> web.Response:
+        url = request.query.get("url", "").rstrip("/")
+        return await self._remove_worker(url or _missing("url"))
+
+    async def _add_worker(self, fields: Mapping[str, Any]) -> web.Response:
+        try:
+            worker = asdict(worker_from(fields))
+            options = {name: value for name, value in worker.items() if value is not None}
+            view = await self._fleet.add_worker(**options)
+        except ConfigErrors as errors:
+            raise BadRequest("; ".join(map(str, errors.mistakes))) from None
+        except ValueError as error:
+            raise BadRequest(str(error), param="url") from None
+        return json_response({"worker": self._row(view.worker.id)}, status=201)
+
+    async def _remove_worker(self, name: str) -> web.Response:
+        row = self._row(name)
+        await self._fleet.remove_worker(row["id"])
+        return json_response({"removed": row["id"]})
+
+    def _row(self, name: str) -> dict[str, Any]:
+        """The worker of that id or URL."""
+        for row in self._fleet.views():
+            if name in (row["id"], row["url"].rstrip("/")):
+                return row
+        known = ", ".join(row["id"] for row in self._fleet.views()) or "none"
+        raise NotKnown(f"No worker {name!r}; known: {known}", param="id")
+
+    # Decisions
+
+    async def explain(self, request: web.Request) -> web.Response:
+        request_id = request.query.get("request_id")
+        if request_id is not None:
+            return json_response({"decision": self._remembered(request_id)})
+        limit = _positive(request.query.get("limit", str(DECISIONS_SHOWN)), "limit")
+        return json_response({"decisions": [explain(each) for each in self._core.decisions()[:limit]]})
+
+    def _remembered(self, request_id: str) -> dict[str, Any]:
+        decision = self._core.decision(request_id)
+        if decision is None:
+            raise NotKnown(f"No decision for request {request_id!r} is remembered", param="request_id")
+        return explain(decision)
+
+    async def route(self, request: web.Request) -> web.Response:
+        path = request.query.get("path", "/v1/chat/completions")
+        decision = await self._preview(await request.read(), path)
+        return json_response({"decision": explain(decision)})
+
+    # Policy
+
+    async def show_policy(self, request: web.Request) -> web.Response:
+        return json_response(self._policy())
+
+    async def change_policy(self, request: web.Request) -> web.Response:
+        fields = await _json_object(request)
+        name, parameters = fields.get("policy"), fields.get("parameters", {})
+        if (
+            not isinstance(name, str)
+            or not isinstance(parameters, dict)
+            or fields.keys() - {"policy", "parameters"}
+        ):
+            raise BadRequest('The body must be {"policy": NAME, "parameters": {...}}', param="policy")
+        try:
+            policy = make_policy(name, {**self._settings.parameters_for(name), **parameters})
+        except PolicyError as error:
+            raise BadRequest(str(error), param="policy") from None
+        self._core.set_policy(policy)
+        return json_response(self._policy())
+
+    def _policy(self) -> dict[str, Any]:
+        policy = self._core.policy
+        return {
+            "policy": policy.name,
+            "parameters": dict(policy.parameters),
+            "available": {name: _parameters(name) for name in POLICIES},
+        }
+
+
+def _parameters(policy: str) -> dict[str, Any]:
+    return {
+        name: {"default": parameter.default, "allowed": parameter.allowed, "help": parameter.help}
+        for name, parameter in parameters_of(policy).items()
+    }
+
+
+async def _json_object(request: web.Request) -> dict[str, Any]:
+    try:
+        content = orjson.loads(await request.read())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"The body is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise BadRequest("The body must be a JSON object")
+    return content
+
+
+def _positive(text: str, param: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise BadRequest(f"'{param}' must be a whole number of at least 1, not {text!r}", param=param)
+    return int(text)
+
+
+def _missing(param: str) -> str:
+    raise BadRequest(f"'{param}' is missing in the query", param=param)

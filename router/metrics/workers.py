@@ -1,0 +1,60 @@
+"""What the decision core knows of each worker, as metrics: read when somebody asks, stored nowhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from prometheus_client.metrics_core import Metric as Family
+
+from indexer.feed import FeedStats
+from indexer.trust import TrustLevel
+from router.core.health import Health
+from router.core.routing import RoutingCore
+from router.core.workers import WorkerView
+from router.metrics import table
+from router.metrics.series import Labels, number_family
+
+_PER_WORKER: dict[table.Metric, Callable[[WorkerView], float]] = {
+    table.WORKER_UP: lambda view: view.health is Health.HEALTHY and not view.draining,
+    table.INDEX_BLOCKS: lambda view: view.num_index_blocks,
+    table.PREDICTED_BLOCKS: lambda view: view.num_predicted_blocks,
+    table.ACTIVE_PREFILL_TOKENS: lambda view: view.active_prefill_tokens,
+    table.ACTIVE_DECODE_BLOCKS: lambda view: view.active_decode_blocks,
+}
+
+_PER_PUBLISHER: dict[table.Metric, Callable[[FeedStats], float]] = {
+    table.KV_EVENTS: lambda stats: stats.num_events,
+    table.KV_EVENT_GAPS: lambda stats: stats.num_gaps,
+    table.KV_REPLAYS: lambda stats: stats.num_replays,
+    table.KV_RESTARTS: lambda stats: stats.num_restarts,
+    table.KV_ORPHANS: lambda stats: stats.num_orphans,
+    table.KV_OVERREPORTS: lambda stats: stats.num_overreports,
+}
+
+
+def worker_families(core: RoutingCore, views: Sequence[WorkerView]) -> Iterator[Family]:
+    """The families of `table.READ`; those of KV events hold only workers that publish them."""
+    policy = core.policy.name
+    in_flight = [((view.worker.id, policy), float(view.num_active_requests)) for view in views]
+    yield number_family(table.IN_FLIGHT, in_flight)
+    for metric, value_of in _PER_WORKER.items():
+        yield number_family(metric, [((view.worker.id,), float(value_of(view))) for view in views])
+    yield number_family(table.WORKER_TRUST, list(_trust(views)))
+    stats = {view.worker.id: core.feed.stats(view.slot) for view in views if view.worker.publishes_events}
+    for metric, count_of in _PER_PUBLISHER.items():
+        yield number_family(
+            metric, [((worker_id,), float(count_of(each))) for worker_id, each in stats.items()]
+        )
+    yield number_family(table.KV_EVENTS_IGNORED, list(_ignored(stats.items())))
+
+
+def _trust(views: Sequence[WorkerView]) -> Iterator[tuple[Labels, float]]:
+    for view in views:
+        for level in TrustLevel:
+            yield (view.worker.id, level.value), float(view.trust.level is level)
+
+
+def _ignored(stats: Iterable[tuple[str, FeedStats]]) -> Iterator[tuple[Labels, float]]:
+    for worker_id, each in stats:
+        for reason, count in each.ignored.items():
+            yield (worker_id, reason), float(count)
