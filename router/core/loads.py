@@ -66,7 +66,7 @@ class ActiveBlocks:
         counts = self._counts
         for block_hash in chain:
             if (count := counts[block_hash]) == 1:
-                del counts[block_hash]
+                counts.pop(block_hash)  # in C; Counter's `del` is written in Python
             else:
                 counts[block_hash] = count - 1
         self._num_unshared -= num_unshared

@@ -98,6 +98,8 @@ class WorkerTable:
     ) -> tuple[WorkerChanges, list[WorkerEntry], list[WorkerEntry]]:
         """Makes the table hold exactly these workers; returns the changes, and the entries gone and new."""
         wanted = {worker.id: worker for worker in workers}
+        if len(wanted) != len(workers):
+            raise ValueError("two workers have the same id")
         gone = [entry for entry in self if not _same_cache(entry.worker, wanted.get(entry.worker.id))]
         for entry in gone:
             del self._entries[entry.worker.id], self._by_slot[entry.slot]
