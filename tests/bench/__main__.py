@@ -9,18 +9,44 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from tests.bench import relay, report
+from tests.bench import intake, relay, report
+from tests.bench.intervals import median_interval
 from tests.bench.report import Result
 from tests.bench.workloads import WORKLOADS
 
 Say = Callable[[str], None]
+
+NUM_ROUNDS = 11
+INTAKE_BAR = 500_000  # blocks a second on one core
 
 
 def relay_of(workload: str) -> Callable[[bool, Say], list[Result]]:
     return lambda quick, say: relay.run(quick=quick, say=say, only=[workload])
 
 
-BENCHES: dict[str, Callable[[bool, Say], list[Result]]] = {name: relay_of(name) for name in WORKLOADS}
+def event_intake(quick: bool, say: Say) -> list[Result]:
+    results = []
+    for blocks, tokens in intake.SHAPES:
+        say(f"intake: {blocks} blocks of {tokens} tokens an event")
+        rates = intake.blocks_per_second(blocks, tokens, 3 if quick else NUM_ROUNDS)
+        results.append(
+            Result(
+                name="intake",
+                what=f"KV events of {blocks} blocks of {tokens} tokens",
+                unit="blocks/s",
+                figure=median_interval(rates),
+                bar=INTAKE_BAR if (blocks, tokens) == intake.SHAPES[0] else None,
+                more_is_better=True,
+                details={"blocks_per_second": rates},
+            )
+        )
+    return results
+
+
+BENCHES: dict[str, Callable[[bool, Say], list[Result]]] = {
+    **{name: relay_of(name) for name in WORKLOADS},
+    "intake": event_intake,
+}
 
 
 def main() -> int:

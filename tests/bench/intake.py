@@ -42,11 +42,11 @@ def payloads(blocks_per_event: int, block_tokens: int, rng: random.Random) -> li
     return made
 
 
-def blocks_per_second(blocks_per_event: int, block_tokens: int) -> float:
-    """Median over rounds, each into a feed of its own."""
+def blocks_per_second(blocks_per_event: int, block_tokens: int, num_rounds: int = NUM_ROUNDS) -> list[float]:
+    """One rate for each round, each into a feed of its own."""
     messages = payloads(blocks_per_event, block_tokens, random.Random(1))
     rates = []
-    for _ in range(NUM_ROUNDS):
+    for _ in range(num_rounds):
         feed = KvFeed()
         feed.add_publisher(0, engine="vllm", base_model="bench", block_tokens=block_tokens, can_replay=False)
         start = perf_counter()
@@ -54,11 +54,13 @@ def blocks_per_second(blocks_per_event: int, block_tokens: int) -> float:
             feed.receive(0, sequence, payload, now=0.0)
         rates.append(BLOCKS_PER_ROUND / (perf_counter() - start))
         assert len(feed.index) == BLOCKS_PER_ROUND
-    return median(rates)
+    return rates
 
 
 def main() -> None:
-    rates = {f"{blocks}x{tokens}": round(blocks_per_second(blocks, tokens)) for blocks, tokens in SHAPES}
+    rates = {
+        f"{blocks}x{tokens}": round(median(blocks_per_second(blocks, tokens))) for blocks, tokens in SHAPES
+    }
     sys.stdout.write(msgspec.json.encode({"blocks_per_second": rates}).decode() + "\n")
 
 
