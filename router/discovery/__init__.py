@@ -1,0 +1,28 @@
+"""Where workers come from. One file for each source, one row in the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from router.discovery.base import DiscoverySource, WorkerSpec
+from router.discovery.static import (
+    FleetDefaults,
+    StaticSource,
+    expand_worker,
+    expand_workers,
+    parse_worker_url,
+)
+
+__all__ = [
+    "SOURCES",
+    "DiscoverySource",
+    "FleetDefaults",
+    "StaticSource",
+    "WorkerSpec",
+    "expand_worker",
+    "expand_workers",
+    "parse_worker_url",
+]
+
+SOURCES: Mapping[str, Callable[[Sequence[WorkerSpec]], DiscoverySource]] = {"static": StaticSource}
+"""Sources by name, made of the workers that the configuration writes down."""

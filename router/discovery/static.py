@@ -1,0 +1,165 @@
+"""Workers that are written down: `--worker-urls` and the entries `workers` of a configuration file."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import SplitResult, urlsplit
+
+from policies.types import Role
+from router.discovery.base import WorkerSpec
+from router.discovery.templates import TemplateError, fill
+
+
+class WorkerEntry(Protocol):
+    """One worker with its own values; None means those of the fleet."""
+
+    @property
+    def url(self) -> str: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def kv_events(self) -> str | None: ...
+    @property
+    def kv_replay(self) -> str | None: ...
+    @property
+    def role(self) -> str: ...
+    @property
+    def api_key(self) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FleetDefaults:
+    """What holds for every worker that has no value of its own. Endpoints are templates."""
+
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    api_key: str | None = None
+
+
+class StaticSource:
+    """The source `static`: one set, for good."""
+
+    def __init__(self, specs: Sequence[WorkerSpec]) -> None:
+        self._specs = tuple(specs)
+
+    async def watch(self) -> AsyncIterator[Sequence[WorkerSpec]]:
+        yield self._specs
+
+
+@dataclass(frozen=True, slots=True)
+class _UrlEntry:
+    """A worker of which only the URL was given."""
+
+    url: str
+    name: str | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    role: str = Role.BOTH.value
+    api_key: str | None = None
+
+
+def expand_workers(
+    urls: Iterable[str], entries: Iterable[WorkerEntry], fleet: FleetDefaults
+) -> tuple[list[WorkerSpec], list[str]]:
+    """All workers in order, URLs first, and every mistake at once, in words behind the key at fault.
+
+    `index` in templates counts over both. A worker with a mistake is left out.
+    """
+    specs: list[WorkerSpec] = []
+    mistakes: list[str] = []
+    sources: list[tuple[str, WorkerEntry]] = [("", _UrlEntry(url)) for url in urls]
+    sources += [(f"workers[{i}].", entry) for i, entry in enumerate(entries)]
+    for index, (prefix, entry) in enumerate(sources):
+        spec, wrong = expand_worker(entry, fleet, index=index)
+        if spec is not None:
+            wrong += _clashes(spec, specs)
+            specs.append(spec)
+        mistakes += (_in_words(prefix, mistake) for mistake in wrong)
+    return specs, list(dict.fromkeys(mistakes))
+
+
+Mistake = tuple[str, str]
+"""A field of WorkerEntry, and what is wrong with its value."""
+
+
+def _in_words(prefix: str, mistake: Mistake) -> str:
+    key, text = mistake
+    return f"{prefix}{key}: {text}" if prefix or key != "url" else f"worker_urls: {text}"
+
+
+def expand_worker(
+    entry: WorkerEntry, fleet: FleetDefaults, *, index: int
+) -> tuple[WorkerSpec | None, list[Mistake]]:
+    """One worker, or None and what is wrong with it."""
+    try:
+        host, port = parse_worker_url(entry.url)
+    except ValueError as error:
+        return None, [("url", str(error))]
+    wrong: list[Mistake] = []
+
+    def endpoint(key: str, template: str | None) -> str | None:
+        try:
+            return fill(template, host=host, port=port, index=index) if template else None
+        except TemplateError as error:
+            wrong.append((key, str(error)))
+            return None
+
+    kv_events = endpoint("kv_events", entry.kv_events or fleet.kv_events)
+    kv_replay = endpoint("kv_replay", entry.kv_replay or fleet.kv_replay)
+    if entry.role not in tuple(Role):
+        wrong.append(("role", f"'{entry.role}' is none of {', '.join(Role)}"))
+    if wrong:
+        return None, wrong
+    spec = WorkerSpec(
+        id=entry.name or f"{host}:{port}",
+        url=f"http://{host}:{port}",
+        kv_events=kv_events,
+        kv_replay=kv_replay,
+        role=Role(entry.role),
+        api_key=entry.api_key or fleet.api_key,
+    )
+    return spec, []
+
+
+def parse_worker_url(url: str) -> tuple[str, int]:
+    """Host (in brackets if it is an IPv6 address) and port. Raises ValueError that says what is wrong."""
+    text = url.strip()
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    if parts.scheme == "https":
+        raise ValueError(f"'{url}': https to workers is not supported in this version; use http://host:port")
+    if parts.scheme != "http":
+        raise ValueError(f"'{url}': expected http://host:port")
+    try:
+        port = 80 if parts.port is None else parts.port
+    except ValueError as error:
+        raise ValueError(f"'{url}': {error}") from None
+    host = parts.hostname
+    if not host or not port or any(c.isspace() for c in host) or parts.username is not None:
+        raise ValueError(f"'{url}': expected http://host:port")
+    if _goes_on(parts):
+        raise ValueError(f"'{url}': nothing may follow the port; requests keep their own paths")
+    return f"[{host}]" if ":" in host else host, port
+
+
+def _goes_on(parts: SplitResult) -> bool:
+    return parts.path not in ("", "/") or bool(parts.query or parts.fragment)
+
+
+def _clashes(spec: WorkerSpec, others: Iterable[WorkerSpec]) -> list[Mistake]:
+    """What two workers may not share. One event endpoint for two would mix up what they hold."""
+    clashes: list[Mistake] = []
+    for other in others:
+        if spec.url == other.url:
+            clashes.append(("url", f"{spec.url} is given twice"))
+            continue
+        if spec.id == other.id:
+            clashes.append(("name", f"'{spec.id}' is given to two workers"))
+        for key in ("kv_events", "kv_replay"):
+            endpoint = getattr(spec, key)
+            if endpoint is not None and endpoint == getattr(other, key):
+                clashes.append(
+                    (key, f"{endpoint} serves {other.id} too; use {{host}}, {{port}} or {{index}}")
+                )
+    return clashes
