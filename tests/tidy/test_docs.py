@@ -10,6 +10,7 @@ from tests.tidy.sources import PACKAGES, ROOT, nothing, text_files
 
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)")
 SOURCE_PATH = re.compile(rf"`((?:{'|'.join(PACKAGES)}|tests|docs|examples|deploy)/[\w./-]*)`")
+NEWCOMER = "shortest_prompt_queue"  # CONTRIBUTING walks through adding it
 MAKE_TARGET = re.compile(r"`make ([a-z-]+)")
 
 
@@ -35,7 +36,7 @@ def test_named_files_exist() -> None:
     nothing(
         f"{page.relative_to(ROOT)}: {name}"
         for page, name in matches(SOURCE_PATH)
-        if not (ROOT / name).exists()
+        if not (ROOT / name).exists() and NEWCOMER not in name
     )
 
 
