@@ -42,3 +42,22 @@ REPLAY_ATTEMPTS = 3
 
 DIGESTS = 256
 """Digests of the last messages kept per publisher (10 KB): how far back a repeated message is known again."""
+
+DRAIN_SECONDS = 0.002
+"""Time for which one event socket may hold the event loop before others get their turn: a streamed token
+waits no longer than that. About 150 messages."""
+
+RECEIVE_QUEUE_MESSAGES = 100_000
+"""Messages that ZMQ may hold for us: as many as vLLM's publisher holds at its end. Beyond it messages are
+lost, which shows as a gap."""
+
+REPLAY_SILENCE_SECONDS = 5.0
+"""A replay that brings nothing for so long has failed. The engine answers within 0.1 s and then without a
+pause; its end marker may be lost."""
+
+HEARTBEAT_SECONDS = 5.0
+"""Between pings on the event connection, and how long an answer may take thrice over: a peer that vanished
+without closing is noticed within 20 s."""
+
+RECONNECT_SECONDS_MAX = 2.0
+"""Attempts to connect back off from 0.1 s to this: a worker that came back is heard soon."""
