@@ -30,6 +30,7 @@ FLEETS = (8, 32, 128)
 NUM_ROUNDS = 15
 DECISIONS_PER_ROUND = 40
 VOCABULARY = 150_000
+SECONDS_BETWEEN_DECISIONS = 0.05
 
 ids = count()
 
@@ -55,14 +56,17 @@ def request() -> RoutingRequest:
 
 
 def decide(core: RoutingCore, prompt: Prompt) -> tuple[float, float]:
-    """Microseconds of `route`, and of `first_token` and `finish`."""
+    """Microseconds of `route`, and of `first_token` and `finish`. Decisions are 50 ms apart."""
     asked = request()
+    now = next(ids) * SECONDS_BETWEEN_DECISIONS
     start = perf_counter()
-    core.route(asked, prompt, now=0.0)
+    core.route(asked, prompt, now=now)
     routed = perf_counter()
-    core.first_token(asked.id, now=0.0)
-    core.finish(asked.id, Outcome.DONE, now=0.0)
-    return (routed - start) * 1e6, (perf_counter() - routed) * 1e6
+    core.first_token(asked.id, now=now)
+    core.finish(asked.id, Outcome.DONE, now=now)
+    ended = perf_counter()
+    core.expire(now=now)
+    return (routed - start) * 1e6, (ended - routed) * 1e6
 
 
 def hash_and_decide(core: RoutingCore, asked: list[int]) -> tuple[float, float]:
@@ -86,21 +90,27 @@ def cases() -> dict[str, Callable[[], tuple[float, float]]]:
     return made
 
 
-def measure() -> dict[str, dict[str, float]]:
-    """Median microseconds of each case."""
-    samples: dict[str, list[tuple[float, float]]] = {}
+def samples(num_rounds: int = NUM_ROUNDS) -> dict[str, list[tuple[float, float]]]:
+    """By case what each decision took, DECISIONS_PER_ROUND of them a round."""
+    taken: dict[str, list[tuple[float, float]]] = {}
     runs = cases()
     gc.freeze()
-    for _ in range(NUM_ROUNDS):
+    for _ in range(num_rounds):
         for name, run in runs.items():
-            samples.setdefault(name, []).extend(run() for _ in range(DECISIONS_PER_ROUND))
+            taken.setdefault(name, []).extend(run() for _ in range(DECISIONS_PER_ROUND))
+    gc.unfreeze()
+    return taken
+
+
+def measure() -> dict[str, dict[str, float]]:
+    """Median microseconds of each case."""
     return {
         name: {
             "route": round(median(route for route, _ in taken), 1),
             "finish": round(median(finish for _, finish in taken), 1),
             "route_and_finish": round(median(route + finish for route, finish in taken), 1),
         }
-        for name, taken in samples.items()
+        for name, taken in samples().items()
     }
 
 
