@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from statistics import median
 
-from tests.bench import intake, relay, report
+from tests.bench import decision, intake, relay, report
 from tests.bench.intervals import median_interval
 from tests.bench.report import Result
 from tests.bench.workloads import WORKLOADS
@@ -17,6 +18,7 @@ from tests.bench.workloads import WORKLOADS
 Say = Callable[[str], None]
 
 NUM_ROUNDS = 11
+DECISION_BAR = 500.0  # microseconds, hashing included
 INTAKE_BAR = 500_000  # blocks a second on one core
 
 
@@ -43,8 +45,28 @@ def event_intake(quick: bool, say: Say) -> list[Result]:
     return results
 
 
+def decision_of_kv(quick: bool, say: Say) -> list[Result]:
+    say("decision: 8, 32 and 128 workers in turn")
+    taken = decision.samples(3 if quick else NUM_ROUNDS)
+    return [decision_result(name, [route for route, _ in pairs]) for name, pairs in taken.items()]
+
+
+def decision_result(case: str, micros: list[float]) -> Result:
+    per_round = decision.DECISIONS_PER_ROUND
+    rounds = [median(micros[i : i + per_round]) for i in range(0, len(micros), per_round)]
+    return Result(
+        name="decision",
+        what=f"8,192 tokens, {case.replace('_', ' ')} workers",
+        unit="µs",
+        figure=median_interval(rounds),
+        bar=DECISION_BAR if case == "hot_with_hashing_32" else None,
+        details={"micros": rounds},
+    )
+
+
 BENCHES: dict[str, Callable[[bool, Say], list[Result]]] = {
     **{name: relay_of(name) for name in WORKLOADS},
+    "decision": decision_of_kv,
     "intake": event_intake,
 }
 
