@@ -218,5 +218,12 @@ class WorkerTimeout(WorkerError):
     retryable = False
 
 
+class WorkerConnectTimeout(WorkerTimeout):
+    """It did not take the connection in time: nothing was sent, so another one may be asked."""
+
+    code = "connect_timeout"
+    retryable = True
+
+
 def _listed(names: Sequence[str]) -> str:
     return ", ".join(names) if names else "nothing yet"

@@ -64,7 +64,8 @@ class RequestHead:
     authorization: bytes = b""
     api_key: bytes = b""
     content_type: bytes = b""
-    content_length: int = 0
+    content_length: int | None = None
+    is_chunked: bool = False
     expects_continue: bool = False
     upgrade: bytes = b""
     """The protocol asked for, lower case; empty when none is."""
@@ -101,6 +102,10 @@ class ResponseHead:
         if method == b"HEAD" or self.status in (204, 304):
             return False
         return self.content_length != 0
+
+    def ends_with_connection(self, method: bytes) -> bool:
+        """Whether only the end of the connection ends the body."""
+        return self.content_length is None and not self.is_chunked and self.has_body(method)
 
 
 def read_request_head(
@@ -157,6 +162,7 @@ def _check_transfer_encoding(head: RequestHead, value: bytes) -> None:
         raise BadRequest("Transfer-Encoding has no meaning in HTTP/1.0", param="transfer-encoding")
     if value.strip().lower() != b"chunked":
         raise NotSupported("Only the chunked transfer coding is supported", param="transfer-encoding")
+    head.is_chunked = True
 
 
 def _origin_form(target: bytes) -> bytes:
@@ -215,8 +221,8 @@ def _drop_named(connection: bytes, lines: list[bytes]) -> None:
 
 
 def without_upgrade(method: bytes, target: bytes, version: str, headers: RawHeaders) -> bytes:
-    """The head once more, as if the client had not offered another protocol (RFC 9110 section 7.8 lets a server
-    ignore the offer)."""
+    """The head once more, as if the client had not offered another protocol; a server may ignore such an
+    offer (RFC 9110 section 7.8)."""
     lines = [method, b" ", target, b" HTTP/", version.encode(), b"\r\n"]
     for name, value in headers:
         key = name.lower()
@@ -250,7 +256,10 @@ def answer(
     without_body: bool = False,
 ) -> bytes:
     """A whole answer of the gateway's own. `without_body`: the answer to HEAD."""
-    lines = [status_line(status), b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode(), len(body))]
+    lines = [
+        status_line(status),
+        b"content-type: %b\r\ncontent-length: %d\r\n" % (content_type.encode(), len(body)),
+    ]
     lines += [f"{name}: {value}\r\n".encode("latin-1", "replace") for name, value in headers]
     if close:
         lines.append(b"connection: close\r\n")

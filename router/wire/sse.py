@@ -1,8 +1,8 @@
 """A scanner over the bytes of a server-sent event stream, whatever their chunking.
 
-It sees the first generated token, counts data lines, knows whether the bytes so far end between two events, and
-keeps the one line that carries `usage`. It never parses JSON and changes nothing: the bytes are relayed by
-others. Per chunk of whole events it costs a few substring searches in C and no loop.
+It sees the first generated token, counts data lines, knows whether the bytes so far end between two events,
+and keeps the one line that carries `usage`. It never parses JSON and changes nothing: the bytes are relayed
+by others. Per chunk of whole events it costs a few substring searches in C and no loop.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import re
 from router.wire.limits import SSE_EVENT_BYTES_MAX
 
 _DELTA_EVENT = re.compile(rb'(?:^|[\r\n])(?:event: ?[\w.]*delta|data:[^\r\n]*"type": ?"[\w.]*delta")')
-"""Deltas of the responses protocol (`response.output_text.delta`) and of messages (`content_block_delta`). In the
-text of a model the quotes would be escaped."""
+"""Deltas of the responses protocol (`response.output_text.delta`) and of messages (`content_block_delta`).
+In the text of a model the quotes would be escaped."""
 
 _NULL_USAGE = re.compile(rb'"usage"\s*:\s*null')
 _DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
@@ -23,7 +23,15 @@ class SseScanner:
     """`delta_events`: the first token is the first delta event (responses, messages), not the first data line
     (chat, completions)."""
 
-    __slots__ = ("_delta_events", "_is_oversize", "_last_events", "_partial", "first_token_seen", "num_events", "usage_line")
+    __slots__ = (
+        "_delta_events",
+        "_is_oversize",
+        "_last_events",
+        "_partial",
+        "first_token_seen",
+        "num_events",
+        "usage_line",
+    )
 
     def __init__(self, *, delta_events: bool) -> None:
         self._delta_events = delta_events
@@ -95,3 +103,8 @@ def _last_boundary(data: bytearray, start: int) -> int:
     crlf = data.rfind(b"\n\r\n", start)
     cr = data.rfind(b"\r\r", start)
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0, cr + 2 if cr >= 0 else 0)
+
+
+def error_event(error: bytes, *, done: bool) -> bytes:
+    """A terminal event with an OpenAI error object, then `[DONE]` where the protocol ends with it."""
+    return b"data: %b\n\n%b" % (error, b"data: [DONE]\n\n" if done else b"")

@@ -1,0 +1,194 @@
+"""One request while the gateway works on it: what is known of it, what is told about it, and its single end.
+
+The order of the work stands in `proxy`; bytes are moved by `relay`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from policies.types import Decision, RoutingRequest, WorkerId
+from router.client_connection import ClientConnection
+from router.core.outcome import Outcome
+from router.core.prompt import Prompt
+from router.errors import RouterError, WorkerError, WorkerTimeout
+from router.relay import Relay
+from router.request import Request
+from router.stored_responses import StoredAt
+from router.wire.endpoints import Endpoint, Protocol
+from router.wire.http1 import RequestHead
+from router.wire.usage import usage_of
+
+if TYPE_CHECKING:
+    from router.proxy import Proxy
+
+_DELTA_PROTOCOLS = (Protocol.RESPONSES, Protocol.MESSAGES)
+"""Their streams begin with events that come before any token."""
+_DONE_PROTOCOLS = (Protocol.CHAT, Protocol.COMPLETIONS)
+"""Their streams end with `[DONE]`."""
+
+
+class Call:
+    """An Observer of its relays. `id` is ours and unique; the client's `x-request-id` may repeat."""
+
+    __slots__ = (
+        "_proxy", "_started_at", "attempt", "client", "decision", "endpoint", "head", "id", "model",
+        "outcome", "pinned_to", "prompt", "relay", "request", "request_id", "session", "status", "stream",
+    )  # fmt: skip
+
+    def __init__(self, proxy: Proxy, call_id: str, request: Request, client: ClientConnection) -> None:
+        assert request.head is not None
+        assert request.endpoint is not None
+        self._proxy = proxy
+        self._started_at = request.received_at
+        self.id = call_id
+        self.request = request
+        self.client = client
+        self.head: RequestHead = request.head
+        self.endpoint: Endpoint = request.endpoint
+        self.request_id = self.head.request_id or call_id.encode()
+        self.model = ""
+        self.session: str | None = None
+        self.stream = False
+        self.prompt: Prompt | None = None
+        self.pinned_to: WorkerId | None = None
+        """The only worker that can answer."""
+        self.attempt = 0
+        self.decision: Decision | None = None
+        self.relay: Relay | None = None
+        self.status = 0
+        self.outcome = Outcome.CLIENT_GONE  # unless another end is reached first
+
+    @property
+    def worker_id(self) -> WorkerId:
+        return self.decision.worker.id if self.decision is not None else ""
+
+    @property
+    def policy(self) -> str:
+        return self.decision.policy if self.decision is not None else ""
+
+    def routing_request(self) -> RoutingRequest:
+        return RoutingRequest(
+            id=self.id,
+            model=self.model,
+            num_prompt_tokens=self.prompt.num_tokens if self.prompt is not None else 0,
+            session=self.session,
+            stream=self.stream,
+        )
+
+    def new_relay(self) -> Relay:
+        """For another exchange with the worker that was decided on."""
+        proxy, protocol = self._proxy, self.endpoint.protocol
+        extra_lines = b"x-request-id: %b\r\nx-kvgate-worker: %b\r\n" % (
+            self.request_id,
+            self.worker_id.encode(),
+        )
+        self.relay = Relay(
+            self.client,
+            self.head,
+            self,
+            extra_lines=extra_lines,
+            delta_events=protocol in _DELTA_PROTOCOLS,
+            wants_body=self.prompt is not None,
+            early_headers=proxy.settings.early_headers,
+            limits=proxy.limits,
+            deadline=self._started_at + proxy.limits.request_seconds,
+            clock=proxy.clock,
+        )
+        return self.relay
+
+    # What the relay sees
+
+    def began(self, beginning: bytes, now: float) -> None:
+        self.client.release(self.request)
+        if self.endpoint.protocol is Protocol.RESPONSES:
+            self._proxy.stored_responses.note(beginning, StoredAt(self.worker_id, self.model))
+
+    def first_token(self, now: float) -> None:
+        self._proxy.core.first_token(self.id, now=now)
+        self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
+
+    def token_gap(self, seconds: float) -> None:
+        self._proxy.metrics.itl(self.worker_id, self.policy, seconds)
+
+    # Ends
+
+    def succeeded(self, relay: Relay, now: float) -> None:
+        """The answer reached its end: what it says about tokens goes to the core."""
+        self.outcome = Outcome.DONE
+        self.status = relay.response.status if relay.response is not None else 0
+        usage = usage_of(relay.usage_json) if self.prompt is not None else None
+        if usage is None:
+            return
+        cached = self._proxy.core.observe_usage(
+            self.id, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens, now=now
+        )
+        if cached is not None:
+            self._proxy.metrics.cached(self.worker_id, cached.expected, cached.reported)
+
+    def failed(self, error: RouterError) -> None:
+        """Tell the client, in the place where it can still be told."""
+        self.outcome = _outcome_of(error)
+        relay = self.relay
+        if relay is None or not relay.committed:
+            self.status = error.status
+            self.client.respond_error(error, headers=self._own_headers())
+            return
+        self.status = relay.response.status if relay.response is not None else 0
+        placed = relay.cut_short(error, done=self.endpoint.protocol in _DONE_PROTOCOLS)
+        self._proxy.metrics.error(error.code)
+        self._proxy.metrics.stream_error_event(self.worker_id, placed)
+
+    def respond(self, status: int, body: bytes) -> None:
+        """An answer of the gateway's own."""
+        self.outcome = Outcome.DONE
+        self.status = status
+        self.client.respond(status, body, headers=self._own_headers())
+
+    def ended(self, now: float) -> None:
+        """The one end, whichever way it was reached: nothing stays booked, everything is counted once."""
+        if self.outcome is Outcome.CLIENT_GONE:
+            self._observe_leaving()
+        proxy = self._proxy
+        proxy.core.finish(self.id, self.outcome, now=now)
+        duration = now - self._started_at
+        proxy.metrics.request_ended(
+            self.worker_id, self.policy, self.model, self.endpoint.path, self.status, self.outcome, duration
+        )
+        if proxy.access_log is not None:
+            proxy.access_log(self._log_fields(duration))
+
+    def _observe_leaving(self) -> None:
+        if self.client.cut_reason == "drain":
+            self.outcome = Outcome.DRAINED
+        else:
+            self._proxy.metrics.client_gone(self._phase())
+
+    def _phase(self) -> str:
+        if self.client.cut_reason:
+            return self.client.cut_reason
+        if self.relay is None:
+            return "routing"
+        return "answer" if self.relay.begun else "waiting"
+
+    def _own_headers(self) -> tuple[tuple[str, str], ...]:
+        return (("x-request-id", self.request_id.decode("latin-1")),)
+
+    def _log_fields(self, duration: float) -> dict[str, object]:
+        return {
+            "request_id": self.request_id.decode("latin-1"),
+            "method": self.head.method.decode(),
+            "path": self.head.path,
+            "model": self.model,
+            "worker": self.worker_id,
+            "status": self.status,
+            "outcome": self.outcome.value,
+            "attempts": self.attempt + 1,
+            "seconds": round(duration, 4),
+        }
+
+
+def _outcome_of(error: RouterError) -> Outcome:
+    if isinstance(error, WorkerTimeout):
+        return Outcome.TIMED_OUT
+    return Outcome.WORKER_FAILED if isinstance(error, WorkerError) else Outcome.REJECTED

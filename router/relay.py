@@ -1,0 +1,291 @@
+"""One attempt's answer on its way from a worker's connection to a client's.
+
+Bytes go from callback to callback: what one read of the worker brought is one write to the client, with its
+framing as it came wherever the client speaks HTTP/1.1. Here the answer's head is held until its first body
+byte, deadlines are enforced, slowness is passed back, and what metrics and routing want is seen in passing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import Protocol
+
+from router.client_connection import ClientConnection
+from router.errors import RouterError, WorkerTimeout
+from router.limits import USAGE_BODY_BYTES_MAX, RelayLimits
+from router.upstream import WorkerConnection
+from router.wire import http1
+from router.wire.http1 import RequestHead, ResponseHead
+from router.wire.sse import SseScanner, error_event
+
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+class Framing(Enum):
+    """How the body reaches the client."""
+
+    AS_IT_CAME = auto()
+    """The worker's own chunks."""
+    PIECES = auto()
+    """Body bytes alone: the length is known, or the end of the connection ends them (HTTP/1.0)."""
+    OUR_CHUNKS = auto()
+    """The worker ends its body by closing, the client's connection goes on."""
+
+
+class Observer(Protocol):
+    """Who wants to know how the answer proceeds. Times are monotonic seconds."""
+
+    def began(self, beginning: bytes, now: float) -> None:
+        """The first body bytes (or the end of an answer without any) are about to be relayed."""
+
+    def first_token(self, now: float) -> None: ...
+
+    def token_gap(self, seconds: float) -> None:
+        """Time since the last data events of a stream."""
+
+
+class Relay:
+    """An AnswerSink that writes to a client. `ended()` returns or raises the worker's error."""
+
+    __slots__ = (
+        "_client", "_clock", "_connection", "_done", "_early_headers", "_extra_lines", "_framing", "_held",
+        "_kept_bytes", "_last_at", "_limits", "_observer", "_paused_at", "_request", "_request_deadline",
+        "_scanner", "_wants_body", "_worker", "begun", "body_pieces", "committed", "response",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        client: ClientConnection,
+        request: RequestHead,
+        observer: Observer,
+        *,
+        extra_lines: bytes,
+        delta_events: bool,
+        wants_body: bool,
+        early_headers: bool,
+        limits: RelayLimits,
+        deadline: float,
+        clock: Callable[[], float],
+    ) -> None:
+        """`extra_lines`: header lines added to the answer. `wants_body`: keep a JSON answer for its usage.
+        `deadline`: when the request as a whole has taken too long."""
+        self._client = client
+        self._request = request
+        self._observer = observer
+        self._extra_lines = extra_lines
+        self._scanner: SseScanner | None = SseScanner(delta_events=delta_events)
+        self._wants_body = wants_body
+        self._early_headers = early_headers
+        self._limits = limits
+        self._request_deadline = deadline
+        self._clock = clock
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._connection: WorkerConnection | None = None
+        self._worker: WorkerConnection | None = None
+        self._framing = Framing.PIECES
+        self._held = b""
+        self._last_at = 0.0
+        self._paused_at: float | None = None
+        self._kept_bytes = 0
+        self.body_pieces: list[bytes] = []
+        """The body of a JSON answer, up to USAGE_BODY_BYTES_MAX; cleared when it is larger."""
+        self.response: ResponseHead | None = None
+        self.committed = False
+        """The head went to the client: no other worker can answer any more."""
+        self.begun = False
+        """The first body byte did."""
+
+    async def ended(self) -> None:
+        """Wait for the end of the answer. Raises the RouterError that broke it off."""
+        await self._done
+
+    def start(self, connection: WorkerConnection, head: bytes, body: bytes) -> None:
+        """Send the request; the answer follows by itself."""
+        self._connection = self._worker = connection
+        self._last_at = self._clock()
+        self._client.relay = self
+        connection.send(self, self._request.method, head, body)
+        if self._client.is_paused:
+            self.pause()
+
+    def abort(self) -> None:
+        """Stop the worker's work on an answer that is not complete; harmless when it is."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+
+    @property
+    def usage_json(self) -> bytes:
+        """The JSON text that holds the usage, or nothing."""
+        if self._scanner is not None and self._scanner.usage_line:
+            return self._scanner.usage_line
+        return b"".join(self.body_pieces)
+
+    # The worker's side
+
+    def head(self, head: ResponseHead) -> None:
+        self.response = head
+        if head.is_encoded or not head.is_event_stream:
+            self._scanner = None
+        self._wants_body = self._wants_body and head.is_json and not head.is_encoded
+        if self._early_headers and head.is_event_stream and 200 <= head.status < 300:
+            self._commit(head)
+
+    def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
+        now = self._clock()
+        if ended:
+            self._connection = None
+        if not self.begun:
+            if self._held:
+                raw = self._held + raw
+            if not pieces and not ended:
+                self._held = raw  # the size of a chunk that is still to come
+                return
+            self._held = b""
+            self._begin(pieces[0] if pieces else b"", now)
+        self._write(raw, pieces, ended)
+        if pieces:
+            self._observe(pieces, now)
+        if ended and not self._done.done():
+            self._done.set_result(None)
+
+    def failed(self, error: RouterError) -> None:
+        self._connection = None
+        if not self._done.done():
+            self._done.set_exception(error)
+
+    def _begin(self, beginning: bytes, now: float) -> None:
+        assert self.response is not None
+        self.begun = True
+        self._observer.began(beginning, now)
+        if not self.committed:
+            self._commit(self.response)
+        if self._scanner is None:
+            self._observer.first_token(now)
+
+    def _commit(self, head: ResponseHead) -> None:
+        self.committed = self._client.answer_begun = True
+        lines = [http1.status_line(head.status, head.reason), head.forward, self._extra_lines]
+        closes = self._client.ends_after_answer()
+        if head.is_chunked or head.ends_with_connection(self._request.method):
+            if self._request.is_http10:
+                closes = True
+            else:
+                lines.append(b"transfer-encoding: chunked\r\n")
+                self._framing = Framing.AS_IT_CAME if head.is_chunked else Framing.OUR_CHUNKS
+        if closes:
+            lines.append(b"connection: close\r\n")
+            self._client.close_after = True
+        elif self._request.is_http10:
+            lines.append(b"connection: keep-alive\r\n")
+        lines.append(b"\r\n")
+        self._client.transport.write(b"".join(lines))
+
+    def _write(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
+        framing = self._framing
+        if framing is Framing.AS_IT_CAME:
+            self._client.transport.write(raw)
+            return
+        if pieces:
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self._client.transport.write(body if framing is Framing.PIECES else http1.chunk(body))
+        if ended and framing is Framing.OUR_CHUNKS:
+            self._client.transport.write(http1.LAST_CHUNK)
+
+    def _observe(self, pieces: list[bytes], now: float) -> None:
+        scanner = self._scanner
+        if scanner is None:
+            self._last_at = now
+            if self._wants_body:
+                self._keep_body(pieces)
+            return
+        had_first_token = scanner.first_token_seen
+        if not scanner.feed(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+            return  # comments keep a connection alive and are no progress
+        if had_first_token:
+            self._observer.token_gap(now - self._last_at)
+        elif scanner.first_token_seen:
+            self._observer.first_token(now)
+        self._last_at = now
+
+    def _keep_body(self, pieces: list[bytes]) -> None:
+        self.body_pieces += pieces
+        self._kept_bytes += sum(map(len, pieces))
+        if self._kept_bytes > USAGE_BODY_BYTES_MAX:
+            self.body_pieces = []
+            self._wants_body = False
+
+    # The client's side
+
+    def pause(self) -> None:
+        """The client is slow: stop reading from the worker."""
+        if self._connection is not None and self._paused_at is None:
+            self._paused_at = self._clock()
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused_at is None:
+            return
+        self._paused_at = None
+        self._last_at = self._clock()  # the worker was not the silent one
+        if self._connection is not None and not self._connection.transport.is_closing():
+            self._connection.transport.resume_reading()
+
+    def cut_short(self, error: RouterError, *, done: bool) -> bool:
+        """The worker failed in mid-answer: end a stream with an error event if one can be placed (True), else
+        cut the connection, so that the client cannot take the part for the whole."""
+        if self._can_place_event():
+            self._client.transport.write(http1.chunk(error_event(error.body(), done=done)) + http1.LAST_CHUNK)
+            return True
+        if (
+            self._framing is Framing.PIECES
+            and self.response is not None
+            and self.response.content_length is None
+        ):
+            _reset(self._client.transport)
+        else:
+            self._client.transport.close()
+        return False
+
+    def _can_place_event(self) -> bool:
+        if self._scanner is None or self._framing is Framing.PIECES or not self._scanner.at_event_boundary:
+            return False
+        if self._framing is Framing.OUR_CHUNKS or not self.begun:
+            return True
+        return self._worker is not None and self._worker.at_chunk_boundary
+
+    # Deadlines
+
+    def check(self, now: float) -> None:
+        """Enforce the deadline that is running; called now and then."""
+        limits = self._limits
+        if self._paused_at is not None:
+            if now - self._paused_at > limits.client_write_seconds:
+                self._client.abort("slow")
+        elif self._connection is None:
+            return
+        elif now > self._request_deadline:
+            self._time_out(f"The request took longer than {limits.request_seconds:g} s", "request_timeout")
+        elif not self.begun and now - self._last_at > limits.first_byte_seconds:
+            self._time_out(
+                f"The worker sent no byte of its answer within {limits.first_byte_seconds:g} s",
+                "first_byte_timeout",
+            )
+        elif self.begun and now - self._last_at > limits.idle_seconds:
+            self._time_out(f"The worker fell silent for {limits.idle_seconds:g} s", "idle_timeout")
+
+    def _time_out(self, message: str, code: str) -> None:
+        if self._connection is not None:
+            self._connection.fail(WorkerTimeout(message, code=code))
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Where the end of the connection ends the body, only a reset tells a broken answer from a whole one."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+    transport.abort()

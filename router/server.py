@@ -1,0 +1,174 @@
+"""The public port: accepting, accounting of connections and collected bytes, deadlines, drain.
+
+What happens on one connection lives in `client_connection`; what happens with one request in `proxy`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from collections.abc import Callable
+from typing import Protocol
+
+from router.client_connection import ClientConnection
+from router.errors import Overloaded, RouterError
+from router.limits import DESCRIPTORS_SPARE, LISTEN_BACKLOG, RelayLimits
+from router.request import Request
+from router.wire import http1
+
+
+class Handler(Protocol):
+    """Who answers requests."""
+
+    def admit(self, request: Request) -> None:
+        """Called with the head alone, before its body is collected; raises RouterError to refuse it."""
+
+    async def handle(self, request: Request, client: ClientConnection) -> None:
+        """Answer on `client`, wholly. Cancelled when the client leaves."""
+
+    def failed(self, error: RouterError) -> None:
+        """An error of the gateway's own was answered: count it."""
+
+    def crashed(self) -> None:
+        """`handle` failed through a defect."""
+
+
+class Server:
+    """Serves `handler` on one address. `clock` is monotonic seconds."""
+
+    def __init__(
+        self,
+        handler: Handler,
+        *,
+        limits: RelayLimits,
+        clock: Callable[[], float],
+        max_connections: int | None = None,
+        check: Callable[[float], None] | None = None,
+    ) -> None:
+        """`check` is called with the time whenever deadlines are looked at (idle worker connections)."""
+        self.handler = handler
+        self.limits = limits
+        self.clock = clock
+        self.is_draining = False
+        self._check_more = check
+        self._max_connections = max_connections if max_connections is not None else default_max_connections()
+        self._connections: set[ClientConnection] = set()
+        self._collected_bytes = 0
+        self._listener: asyncio.Server | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._emptied: asyncio.Event | None = None
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._connections)
+
+    @property
+    def collected_bytes(self) -> int:
+        """Request bodies held now."""
+        return self._collected_bytes
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on; useful when 0 was asked for."""
+        assert self._listener is not None, "not started"
+        port: int = self._listener.sockets[0].getsockname()[1]
+        return port
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises OSError when the address cannot be had."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            lambda: ClientConnection(self), host, port, backlog=LISTEN_BACKLOG
+        )
+        self._schedule_check()
+
+    async def drain(self, seconds: float) -> bool:
+        """Accept no more, let answers end within `seconds`, cut the rest. True when none was cut."""
+        self.is_draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close_if_idle()
+        in_time = await self._wait_until_empty(seconds)
+        self.stop()
+        await self._wait_until_empty(None)
+        return in_time
+
+    def stop(self) -> None:
+        """At once: cut every connection."""
+        self.is_draining = True
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.abort("drain")
+        if self._timer is not None and not self._connections:
+            self._timer.cancel()
+
+    async def _wait_until_empty(self, seconds: float | None) -> bool:
+        if not self._connections:
+            return True
+        self._emptied = asyncio.Event()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._emptied.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    # What connections report
+
+    def opened(self, connection: ClientConnection) -> None:
+        self._connections.add(connection)
+        if len(self._connections) > self._max_connections:
+            error = Overloaded("Too many connections")
+            self.handler.failed(error)
+            connection.transport.write(
+                http1.answer(error.status, error.body(), headers=error.headers, close=True)
+            )
+            connection.refuse_input()
+
+    def closed(self, connection: ClientConnection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._emptied is not None:
+            self._emptied.set()
+
+    def hold(self, num_bytes: int) -> None:
+        """Body bytes were collected. Raises Overloaded when all requests together hold too many."""
+        self._collected_bytes += num_bytes
+        if self._collected_bytes > self.limits.collected_bytes:
+            raise Overloaded("The gateway holds too many request bodies")
+
+    def release(self, request: Request) -> None:
+        """The body is needed no longer; harmless when repeated."""
+        self._collected_bytes -= request.num_bytes
+        request.num_bytes = 0
+        request.body = b""
+        request.pieces = []
+
+    # Deadlines
+
+    def _schedule_check(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self.limits.check_seconds, self._check)
+
+    def _check(self) -> None:
+        """One timer for all connections: setting and cancelling one per request costs more than looking at
+        each connection once a second."""
+        now = self.clock()
+        for connection in list(self._connections):
+            connection.check(now)
+        if self._check_more is not None:
+            self._check_more(now)
+        if not (self.is_draining and not self._connections):
+            self._schedule_check()
+
+
+def default_max_connections() -> int:
+    """Each request takes a client's and a worker's descriptor."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, (soft - DESCRIPTORS_SPARE) // 2)
+
+
+def raise_descriptor_limit() -> None:
+    """The soft limit (often 1,024) up to the hard one. Call once at start."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,338 @@
+"""The worker side: pooled HTTP/1.1 connections, and answers out of their bytes.
+
+A connection carries one exchange at a time. What it reads goes to an `AnswerSink` in the same callback: no
+queue, no task. What the sink does with it (relaying, counting) lives in `relay`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+from urllib.parse import urlsplit
+
+import httptools
+
+from policies.types import Worker
+from router.errors import RouterError, WorkerConnectTimeout, WorkerProtocolError, WorkerUnavailable
+from router.limits import RESPONSE_HEAD_BYTES_MAX, WRITE_BUFFER_HIGH, WRITE_BUFFER_LOW, RelayLimits
+from router.wire import http1
+from router.wire.http1 import ResponseHead
+
+_HTTP_PORT = 80
+
+
+class AnswerSink(Protocol):
+    """Who takes a worker's answer."""
+
+    def head(self, head: ResponseHead) -> None:
+        """The final head (none of the 1xx)."""
+
+    def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
+        """What one read brought behind the head: as it came, framing included, and as body pieces."""
+
+    def failed(self, error: RouterError) -> None:
+        """The answer broke off; the connection is gone. Called at most once, and nothing after it."""
+
+
+class WorkerConnection(asyncio.Protocol):
+    """httptools calls the `on_*` methods back while bytes are fed to the parser."""
+
+    __slots__ = (
+        "_complete", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive", "_method",
+        "_num_heads", "_parser", "_pieces", "_pool", "_raw_head", "_raw_last", "_reason", "_sink",
+        "_until_eof", "idle_since", "is_silent", "transport",
+    )  # fmt: skip
+
+    transport: asyncio.Transport
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self._parser = httptools.HttpResponseParser(self)
+        self._sink: AnswerSink | None = None
+        self._method = b""
+        self.is_silent = True
+        """Not a byte of this exchange's answer has come."""
+        self.idle_since = 0.0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._head: ResponseHead | None = None
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._reason = b""
+        self._raw_head = b""
+        self._raw_last = b""
+        self._num_heads = 0
+        self._is_in_body = False
+        self._in_chunk = False
+        self._until_eof = False
+        self._keep_alive = False
+        self._complete = False
+        self._pieces: list[bytes] = []
+
+    def send(self, sink: AnswerSink, method: bytes, head: bytes, body: bytes) -> None:
+        """Begin an exchange. Whatever comes of it reaches `sink`."""
+        self._sink = sink
+        self._method = method
+        self.is_silent = True
+        if body:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head)
+
+    @property
+    def at_chunk_boundary(self) -> bool:
+        """Whether the bytes handed on so far end with a whole chunk, of an answer that is chunked.
+
+        A next chunk's header may have come in part; it cannot follow directly on a blank line's end.
+        """
+        return not self._in_chunk and self._raw_last.endswith((b"\n\n\r\n", b"\n\r\n\r\n", b"\r\r\r\n"))
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH, low=WRITE_BUFFER_LOW)
+
+    def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:
+            self.transport.abort()  # bytes that nobody asked for
+            return
+        self.is_silent = False
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self.fail(_reason(error))
+            return
+        if not self._is_in_body:
+            self._raw_head += data
+            if self._head is None:
+                if len(self._raw_head) > RESPONSE_HEAD_BYTES_MAX:
+                    self.fail(WorkerProtocolError("The head of the worker's answer is too large"))
+                return
+            rest = self._behind_head()
+            if rest is None:
+                self.fail(WorkerProtocolError("The worker's answer is malformed"))
+                return
+            self._is_in_body = True
+            sink.head(self._head)
+            data = rest
+        pieces = self._pieces
+        if pieces:
+            self._pieces = []
+        if not self._complete:
+            self._raw_last = data
+            sink.body(data, pieces, False)
+        elif self._ends_cleanly(data, pieces):
+            self._finish(sink, data, pieces)
+        else:
+            self.fail(WorkerProtocolError("The worker sent bytes beyond the end of its answer"))
+
+    def eof_received(self) -> None:
+        if self._sink is None:
+            return
+        if self._until_eof:
+            self._keep_alive = False
+            self._finish(self._sink, b"", [])
+        else:
+            self.fail(WorkerUnavailable("The worker closed the connection before its answer was complete"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._sink is not None:
+            self.fail(WorkerUnavailable("The connection to the worker was lost"))
+
+    def fail(self, error: RouterError) -> None:
+        """Give the exchange up, and the connection with it."""
+        sink, self._sink = self._sink, None
+        self.transport.abort()
+        if sink is not None:
+            sink.failed(error)
+
+    def abort(self) -> None:
+        """Nobody wants the answer any more: a worker that sees its connection go stops generating."""
+        self._sink = None
+        self.transport.abort()
+
+    def _finish(self, sink: AnswerSink, data: bytes, pieces: list[bytes]) -> None:
+        # An answer that came before the request was sent whole leaves the connection in no known state.
+        reusable = self._keep_alive and self.transport.get_write_buffer_size() == 0
+        self._sink = None
+        self._reset()
+        if reusable:
+            self._pool.put(self)
+        else:
+            self.transport.close()
+        sink.body(data, pieces, True)
+
+    def _behind_head(self) -> bytes | None:
+        """What follows the final head in the bytes so far; None if llhttp saw heads where there are none."""
+        end = 0
+        for _ in range(self._num_heads):
+            if not self._raw_head.startswith(b"HTTP/1.", end):
+                return None
+            end = self._raw_head.find(b"\r\n\r\n", end) + 4
+            if end < 4:
+                return None
+        rest, self._raw_head = self._raw_head[end:], b""
+        return rest
+
+    def _ends_cleanly(self, data: bytes, pieces: list[bytes]) -> bool:
+        head = self._head
+        if head is None or not head.has_body(self._method):
+            return not data or self._method == b"HEAD"  # that connection is not used again
+        if not head.is_chunked:
+            return sum(map(len, pieces)) == len(data)
+        # llhttp skips blank lines behind a message; relayed, they would be part of no answer.
+        end = (self._raw_last[-6:] + data)[-6:]
+        return end.endswith(b"\r\n\r\n") and end != b"\r\n\r\n\r\n"
+
+    # The parser's side
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise WorkerProtocolError("The worker sent bytes beyond the end of its answer")
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head is None:  # else a trailer
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        self._num_heads += 1
+        status = parser.get_status_code()
+        if status == 101:
+            raise WorkerProtocolError("The worker switched protocols unasked")
+        if status >= 200:
+            head = http1.read_response_head(status, self._reason, parser.get_http_version(), self._headers)
+            self._head = head
+            self._keep_alive = parser.should_keep_alive()
+            self._until_eof = head.ends_with_connection(self._method)
+            if self._method == b"HEAD":
+                # llhttp now waits for the body that the head announces: of no more use.
+                self._complete = True
+                self._keep_alive = False
+        self._headers = []
+        self._reason = b""
+
+    def on_body(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self._in_chunk = True
+
+    def on_chunk_complete(self) -> None:
+        self._in_chunk = False
+
+    def on_message_complete(self) -> None:
+        if self._head is not None:  # else one of the 1xx
+            self._complete = True
+
+
+class WorkerPool:
+    """Connections to one worker: idle ones are reused, last in first out; more are opened as needed."""
+
+    __slots__ = ("_host", "_idle", "_limits", "_now", "_port", "has_key", "lines")
+
+    def __init__(self, url: str, key: str | None, limits: RelayLimits, clock: Callable[[], float]) -> None:
+        parts = urlsplit(url)
+        self._host = parts.hostname or ""
+        self._port = parts.port or _HTTP_PORT
+        self.lines = b"host: %b\r\n" % parts.netloc.rpartition("@")[2].encode()
+        """Header lines of every request to this worker."""
+        self.has_key = key is not None
+        if key is not None:
+            self.lines += b"authorization: Bearer %b\r\n" % key.encode()
+        self._limits = limits
+        self._now = clock
+        self._idle: list[WorkerConnection] = []
+
+    def take_idle(self) -> WorkerConnection | None:
+        """One that is probably alive, or None."""
+        fresh_since = self._now() - self._limits.worker_idle_seconds
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.idle_since >= fresh_since and not connection.transport.is_closing():
+                return connection
+            connection.transport.close()
+        return None
+
+    async def connect(self) -> WorkerConnection:
+        """A new connection. Raises WorkerUnavailable or WorkerConnectTimeout."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._limits.connect_seconds):
+                _, connection = await loop.create_connection(
+                    lambda: WorkerConnection(self), self._host, self._port
+                )
+        except TimeoutError:
+            raise WorkerConnectTimeout("Connecting to the worker took too long") from None
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise WorkerUnavailable(
+                f"Cannot connect to the worker: {reason}", code="connect_failed"
+            ) from None
+        return connection
+
+    def put(self, connection: WorkerConnection) -> None:
+        connection.idle_since = self._now()
+        self._idle.append(connection)
+
+    @property
+    def num_idle(self) -> int:
+        return len(self._idle)
+
+    def close_stale(self, now: float) -> None:
+        """Close what has been idle too long, and let go of what died meanwhile; the oldest stand first."""
+        fresh_since = now - self._limits.worker_idle_seconds
+        num_stale = 0
+        for connection in self._idle:
+            if connection.idle_since >= fresh_since:
+                break
+            num_stale += 1
+        stale, self._idle = self._idle[:num_stale], self._idle[num_stale:]
+        for connection in stale:
+            connection.transport.close()
+
+
+class Upstream:
+    """A pool for every worker's URL. `key_of` gives the API key to show to a worker, or None."""
+
+    def __init__(
+        self, limits: RelayLimits, clock: Callable[[], float], key_of: Callable[[Worker], str | None]
+    ) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._key_of = key_of
+        self._pools: dict[str, WorkerPool] = {}
+
+    def pool(self, worker: Worker) -> WorkerPool:
+        pool = self._pools.get(worker.url)
+        if pool is None:
+            pool = WorkerPool(worker.url, self._key_of(worker), self._limits, self._clock)
+            self._pools[worker.url] = pool
+        return pool
+
+    @property
+    def num_idle(self) -> int:
+        """Connections that wait for their next request."""
+        return sum(pool.num_idle for pool in self._pools.values())
+
+    def check(self, now: float) -> None:
+        """Close idle connections before the workers do; forget pools of workers that are gone."""
+        for url, pool in list(self._pools.items()):
+            pool.close_stale(now)
+            if not pool.num_idle:
+                del self._pools[url]
+
+    def close(self) -> None:
+        self.check(float("inf"))
+
+
+def _reason(error: Exception) -> RouterError:
+    """What a callback raised, or what llhttp did not like."""
+    if isinstance(error.__context__, RouterError):
+        return error.__context__
+    return WorkerProtocolError(f"The worker's answer is malformed: {error}")
