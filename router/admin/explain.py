@@ -41,8 +41,8 @@ def explain(decision: Decision) -> dict[str, Any]:
 def explain_in_words(decision: Decision) -> str:
     """One sentence: where it went, against what, and what was expected to be cached there."""
     parts = [
-        f"{decision.worker.id} was chosen by {decision.policy}, {decision.reason or 'without a reason'}, "
-        f"of {_count(len(decision.candidates), 'candidate')}",
+        f"{decision.worker.id} was chosen of {_count(len(decision.candidates), 'candidate')} "
+        f"by {decision.policy} ({decision.reason})",
         *_cost_words(decision),
     ]
     if decision.num_prompt_tokens:

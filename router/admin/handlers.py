@@ -10,7 +10,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from policies import POLICIES, PolicyError, make_policy, parameters_of
+from policies import ALIASES, POLICIES, PolicyError, make_policy, parameters_of
 from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
 from router.config import ConfigErrors, Settings, worker_from
@@ -147,7 +147,8 @@ class Handlers:
         ):
             raise BadRequest('The body must be {"policy": NAME, "parameters": {...}}', param="policy")
         try:
-            policy = make_policy(name, {**self._settings.parameters_for(name), **parameters})
+            configured = self._settings.parameters_for(ALIASES.get(name, name))
+            policy = make_policy(name, {**configured, **parameters})
         except PolicyError as error:
             raise BadRequest(str(error), param="policy") from None
         self._core.set_policy(policy)

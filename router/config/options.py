@@ -125,8 +125,9 @@ _logs: Callable[..., Option] = partial(_option, "logs")
 _limits: Callable[..., Option] = partial(_option, "limits and times")
 
 _port = integer(0, 65535, metavar="PORT")
-_address = text(metavar="ADDRESS")
-_template = optional(text(metavar="TEMPLATE"), "none")
+_address = text("a host name or an IP address", metavar="ADDRESS")
+_template = optional(text("an endpoint such as tcp://{host}:5557", metavar="TEMPLATE"), "none")
+_url = text("a URL such as http://host:8000", metavar="URL")
 _policy = choice(tuple(POLICIES), ALIASES)
 _tokens = choice(("auto", "engine", "bytes"))
 _log_level = choice(LOG_LEVELS, {"warn": "warning"})
@@ -134,8 +135,8 @@ _access_log = optional(choice(("text", "json")), "none")
 
 # fmt: off
 OPTIONS: tuple[Option, ...] = (
-    _listening("config", optional(text(metavar="FILE")), "Configuration file: .yaml, .yml or .toml.",
-               sources=NOT_IN_FILE),
+    _listening("config", optional(text("a path", metavar="FILE")),
+               "Configuration file: .yaml, .yml or .toml.", sources=NOT_IN_FILE),
     _listening("host", _address, "Address of the public port."),
     _listening("port", _port, "Public port; 0 takes a free one."),
     _listening("admin_host", _address, "Address of the admin port; beyond loopback only with an admin key.",
@@ -143,14 +144,15 @@ OPTIONS: tuple[Option, ...] = (
     _listening("admin_port", _port, "Port of metrics, workers and explain; 0 takes a free one.",
                "prometheus_port"),
 
-    _workers("worker_urls", text(metavar="URL"), "The workers, separated by spaces or commas, or repeated.",
+    _workers("worker_urls", _url, "The workers, separated by spaces or commas, or repeated.",
              "static_backends", many=True, split=True),
-    _workers("workers", text(metavar="WORKER"), "Workers with values of their own.", many=True,
+    _workers("workers", text("URLs, or mappings as below"), "Workers with values of their own.", many=True,
              sources=FILE_ONLY),
     _workers("kv_events", _template, "Where workers publish KV events, such as tcp://{host}:5557; {host}, "
              "{port}, {port+N} and {index} are filled in for each worker."),
     _workers("kv_replay", _template, "Where they replay KV events after a gap, such as tcp://{host}:5558."),
-    _workers("kv_topic", text(empty=True, metavar="PREFIX"), "Topic of the KV events; empty takes all."),
+    _workers("kv_topic", text("text", empty=True, metavar="PREFIX"),
+             "Topic of the KV events; empty takes all."),
     _workers("load_monitor_interval", duration(), "How often the workers' own metrics are read."),
     _workers("health_check_interval_secs", duration(), "How often the health of each worker is probed."),
     _workers("health_check_timeout_secs", duration(), "How long such a probe may take."),
@@ -193,8 +195,8 @@ OPTIONS: tuple[Option, ...] = (
 BY_NAME: dict[str, Option] = {name: option for option in OPTIONS for name in option.names}
 
 WORKER_KEYS: dict[str, Value] = {
-    "url": text(metavar="URL"),
-    "name": optional(text()),
+    "url": _url,
+    "name": optional(text("a name")),
     "kv_events": _template,
     "kv_replay": _template,
     "role": choice(ROLES),

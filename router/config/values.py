@@ -34,14 +34,16 @@ class Value:
     switch: bool = False
 
 
-def text(*, empty: bool = False, metavar: str = "TEXT") -> Value:
+def text(allowed: str, *, empty: bool = False, metavar: str = "TEXT") -> Value:
+    """Words without the spaces around them; `allowed` describes what is meant, which is not checked here."""
+
     def parse(raw: object) -> str:
         word = _text(raw)
         if not word and not empty:
             raise ValueError(raw)
         return word
 
-    return Value(parse, "text" if empty else "text that is not empty", metavar)
+    return Value(parse, allowed, metavar)
 
 
 def key() -> Value:

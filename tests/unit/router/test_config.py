@@ -1,13 +1,14 @@
 """Configuration: sources and their precedence, every mistake at once, the table against docs and examples."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from policies import make_policy, parameters_of
 from router.config import ConfigErrors, Settings, WorkerConfig, load, load_or_exit
-from router.config.options import BY_NAME, OPTIONS, flag_of, variable_of
+from router.config.help import default_words
+from router.config.options import BY_NAME, OPTIONS, WORKER_KEYS, flag_of, variable_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -337,7 +338,7 @@ def test_every_mistake_of_every_source_is_reported_at_once():
         "--max-body: needs a value",
         "KVGATE_POLCY: unknown (did you mean KVGATE_POLICY?)",
         "k.yaml: porrt: unknown (did you mean port?)",
-        "k.yaml: host: must be text that is not empty, not ''",
+        "k.yaml: host: must be a host name or an IP address, not ''",
         "KVGATE_SEED: must be a whole number, not 'x'",
         "--log-level: must be one of debug, info, warning, error, not 'noise'",
     ]
@@ -443,3 +444,50 @@ def test_load_or_exit_reads_real_files(tmp_path):
     path = tmp_path / "k.yaml"
     path.write_text("seed: 7\n", encoding="utf-8")
     assert load_or_exit(["--config", str(path)]).seed == 7
+
+
+# Documentation and examples
+
+
+def documented_rows():
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    lines = text[text.index("## Options") : text.index("## Templates")].splitlines()
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in lines if line.startswith("| ")
+    ]
+    return [row for row in rows if row[0] not in ("flag", "---")]
+
+
+def test_the_documentation_has_a_row_for_every_option():
+    def code(*words):
+        return ", ".join(f"`{word}`" for word in words if word)
+
+    assert documented_rows() == [
+        [
+            code(*map(flag_of, option.names)) if "flag" in option.sources else "",
+            code(variable_of(option.name)) if "environment" in option.sources else "",
+            code(option.name) if "file" in option.sources else "",
+            code(default_words(option)),
+            option.value.allowed,
+            option.help,
+        ]
+        for option in OPTIONS
+    ]
+
+
+def test_the_documentation_has_a_row_for_every_key_of_a_worker():
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for name, value in WORKER_KEYS.items():
+        assert f"| `{name}` | {value.allowed} |" in text
+
+
+def test_the_examples_load_and_say_the_same():
+    read = {
+        path: (ROOT / "examples" / path).read_text(encoding="utf-8")
+        for path in ("kvgate.yaml", "kvgate.toml")
+    }
+    from_yaml, from_toml = (settings_of("--config", path, files=read) for path in read)
+    assert replace(from_yaml, config=None) == replace(from_toml, config=None)
+    assert len(from_yaml.worker_urls) == 2
+    assert from_yaml.workers[0].name == "big-one"
+    assert from_yaml.request_timeout == 1800

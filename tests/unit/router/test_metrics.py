@@ -226,6 +226,7 @@ def test_too_many_label_sets_are_counted_together():
 
 def test_the_documentation_names_every_metric():
     text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    text = text[: text.index("## Questions")]
     rows = [
         tuple(cell.strip() for cell in line.strip("|").split("|"))
         for line in text.splitlines()
