@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# A first look with curl, while `make run` runs in another terminal: the same prompt twice, and why it went
+# where it went. GATEWAY and ADMIN name other addresses, MODEL another model.
+set -euo pipefail
+
+gateway=${GATEWAY:-http://localhost:8000}
+admin=${ADMIN:-http://localhost:9190}
+model=${MODEL:-mock}
+
+# Long enough for several KV blocks: prefixes are shared in whole blocks.
+document=$(printf 'Paragraph %s of the handbook says that the valve closes before the pump starts. ' {1..60})
+
+ask() {
+  curl -sS -D - "$gateway/v1/chat/completions" -H 'content-type: application/json' -d @- <<JSON |
+{"model": "$model", "max_tokens": 8,
+ "messages": [{"role": "system", "content": "$document"}, {"role": "user", "content": "$1"}]}
+JSON
+    grep -io -e 'x-kvgate-worker: .*' -e '"cached_tokens": *[0-9]*'
+}
+
+echo "--- what is served";            curl -sS "$gateway/v1/models"; echo
+echo "--- the first question";        ask "Which starts first?"
+echo "--- another, on the same text: the worker that holds it"
+ask "What closes before the pump starts?"
+echo "--- why";                       curl -sS "$admin/explain?limit=1"; echo
+echo "--- the fleet";                 curl -sS "$admin/workers"; echo
+echo "--- under round_robin instead"; curl -sS -X PUT "$admin/policy" -d '{"policy": "round_robin"}'; echo
+ask "And now?"
+curl -sS -X PUT "$admin/policy" -d '{"policy": "kv"}'; echo
