@@ -128,21 +128,25 @@ class Beliefs:
         elif overlap.exact.get(slot, 0) < len(chain):
             self._bridge.store(slot, chain, now=now)
 
-    def withdraw(self, slot: Slot, expectation: Expectation, block_tokens: int, reported_tokens: int) -> None:
+    def withdraw(
+        self, slot: Slot, expectation: Expectation, block_tokens: int, reported_tokens: int, *, now: float
+    ) -> None:
         """A lone request found less in the worker's cache than its events had promised: the rest goes.
 
-        Only while no message has come since the promise: later ones tell of blocks that the request itself
-        has computed anew, and those are there.
+        Not when events have told of a loss since: that explains it, and what they have stored since is there.
+        What the request computed anew is there too, so it is bridged.
         """
         promised = expectation.exact_blocks
         if reported_tokens >= expected_cached_tokens(promised, expectation.num_tokens, block_tokens):
             return
-        if self.num_messages(slot) == expectation.num_messages:
+        if self.num_losses(slot) == expectation.num_losses:
             self.feed.truncate(slot, expectation.chain[reported_tokens // block_tokens : promised])
+            self._bridge.store(slot, expectation.chain, now=now)
 
-    def num_messages(self, slot: Slot) -> int:
-        """Event messages that the worker has sent so far."""
-        return self.feed.stats(slot).num_messages
+    def num_losses(self, slot: Slot) -> int:
+        """How often the worker's events have told so far that something is no longer there."""
+        stats = self.feed.stats(slot)
+        return stats.num_blocks_removed + stats.num_clears + stats.num_restarts
 
     def num_index_blocks(self, slot: Slot) -> int:
         return self.feed.index.num_blocks(slot)

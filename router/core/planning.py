@@ -159,7 +159,7 @@ class Planner:
             is_exact=prompt.exact and prompt.unit is Unit.TOKENS and Needs.OVERLAP in inputs.needs,
             cached_tokens=round(cached * inputs.token_ratio),
             exact_blocks=inputs.overlap.exact.get(entry.slot, 0),
-            num_messages=self._beliefs.num_messages(entry.slot),
+            num_losses=self._beliefs.num_losses(entry.slot),
         )
 
     def _find_served_last(self, prompt: Prompt | None, pool: Pool) -> WorkerId | None:

@@ -216,7 +216,9 @@ class RoutingCore:
             return None
         reported = cached_tokens or 0  # engines that report leave the number out when it is 0
         if booking.was_alone or entry.sole is booking:
-            self._beliefs.withdraw(entry.slot, booking.expectation, entry.space.block_tokens, reported)
+            self._beliefs.withdraw(
+                entry.slot, booking.expectation, entry.space.block_tokens, reported, now=now
+            )
         return CachedTokens(booking.expectation.cached_tokens, reported)
 
     def finish(self, request_id: str, outcome: Outcome, *, now: float, attempt: int | None = None) -> None:

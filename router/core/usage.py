@@ -23,7 +23,7 @@ class Expectation:
 
     `chain`: the prompt's complete blocks. `num_tokens` before any correction. `is_exact`: see Prompt.
     `cached_tokens`: what it should report. `exact_blocks`: leading blocks on its device by its own events
-    alone; `num_messages`: how many event messages it had sent by then.
+    alone; `num_losses`: how many losses they had told of by then.
     """
 
     chain: Sequence[BlockHash] = ()
@@ -31,7 +31,7 @@ class Expectation:
     is_exact: bool = False
     cached_tokens: int = 0
     exact_blocks: int = 0
-    num_messages: int = 0
+    num_losses: int = 0
 
 
 NOTHING_EXPECTED = Expectation()
