@@ -5,6 +5,7 @@ Parsing such a text whole takes milliseconds, which is too much for each worker 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ def _sample(rest: bytes) -> tuple[Labels, float] | None:
         number = float(fields[0])
     except (IndexError, ValueError):
         return None
+    if not math.isfinite(number):
+        return None
     return {k.decode(): v.decode("utf-8", "replace") for k, v in _LABEL.findall(labels)}, number
 
 
@@ -54,6 +57,9 @@ class _Family:
 
 
 _SAMPLE_LINE = re.compile(r"([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+([^\s{}]+(?:\s+-?\d+)?)\s*")
+_COMMENT_LINE = re.compile(
+    r"# (HELP(?= )|TYPE(?= \S+ (?:counter|gauge|histogram|summary|untyped)$)) ([a-zA-Z_:][\w:]*)(?: .*)?"
+)
 _OWN_WORKER_LABEL = re.compile(r'(^|,)worker="')
 
 
@@ -73,8 +79,8 @@ def merge_metrics(texts: Mapping[str, str]) -> str:
 def _add_text(families: dict[str, _Family], worker: str, text: str) -> None:
     current = ""
     for line in text.splitlines():
-        if line.startswith(("# HELP ", "# TYPE ")):
-            _, word, current, *_ = (*line.split(" ", 3), "")
+        if (match := _COMMENT_LINE.fullmatch(line)) is not None:
+            word, current = match.groups()
             families.setdefault(current, _Family()).comments.setdefault(word, line)
         elif (match := _SAMPLE_LINE.fullmatch(line)) is not None:
             name, labels, value = match.groups()

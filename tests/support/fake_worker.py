@@ -1,0 +1,57 @@
+"""A worker's HTTP API with canned answers, on a free loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from aiohttp import web
+
+Canned = tuple[int, bytes]
+Answer = Canned | Callable[[bytes], Canned | Awaitable[Canned]]
+
+
+@dataclass
+class FakeWorker:
+    """`answers` by "METHOD /path": a status and a body, or a function of the request's body that gives them.
+
+    Anything else is answered 404. `requests` holds what came, as (METHOD, path, headers by lower name, body).
+    """
+
+    answers: dict[str, Answer]
+    requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
+    url: str = ""
+
+    async def __aenter__(self) -> FakeWorker:
+        app = web.Application(client_max_size=1 << 26)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        host, port = self._runner.addresses[0][:2]
+        self.url = f"http://{host}:{port}"
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    def bodies(self, path: str) -> list[bytes]:
+        """The bodies that came to `path`, in order."""
+        return [body for _, asked, _, body in self.requests if asked == path]
+
+    async def _handle(self, request: web.Request) -> web.Response:
+        body = await request.read()
+        self.requests.append(
+            (request.method, request.path, {k.lower(): v for k, v in request.headers.items()}, body)
+        )
+        answer = self.answers.get(f"{request.method} {request.path}", (404, b"{}"))
+        if callable(answer):
+            answer = answer(body)
+            if asyncio.iscoroutine(answer) or isinstance(answer, asyncio.Future):
+                answer = await answer
+        status, content = answer
+        return web.Response(status=status, body=content, content_type="application/json")

@@ -1,0 +1,133 @@
+"""Workers that are written down: ids, endpoints from templates, and every mistake at once."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from policies.types import Role
+from router.discovery import SOURCES, FleetDefaults, WorkerSpec, expand_workers, parse_worker_url
+
+
+@dataclass
+class Entry:
+    url: str
+    name: str | None = None
+    kv_events: str | None = None
+    kv_replay: str | None = None
+    role: str = "both"
+    api_key: str | None = None
+
+
+def expand(urls=(), entries=(), **fleet):
+    return expand_workers(urls, entries, FleetDefaults(**fleet))
+
+
+def test_a_fleet_by_template():
+    specs, mistakes = expand(
+        ["http://a:8000", "http://b:8001"],
+        kv_events="tcp://{host}:{port-2443}",
+        kv_replay="tcp://{host}:{6000+index*10}",
+        api_key="k",
+    )
+    assert mistakes == []
+    assert specs == [
+        WorkerSpec(
+            id=f"{host}:{port}",
+            url=f"http://{host}:{port}",
+            kv_events=f"tcp://{host}:{port - 2443}",
+            kv_replay=f"tcp://{host}:{replay}",
+            api_key="k",
+        )
+        for host, port, replay in (("a", 8000, 6000), ("b", 8001, 6010))
+    ]
+
+
+def test_a_workers_own_values_win_and_index_counts_over_all():
+    own = Entry("http://b:8000", "b0", "bind:tcp://*:5600", None, "decode", "own")
+    rest = Entry("http://c:8000")
+    specs, mistakes = expand(["a:1"], [own, rest], kv_events="tcp://{host}:{5557+index}", api_key="fleet")
+    assert mistakes == []
+    assert [(s.id, s.kv_events, s.role, s.api_key) for s in specs] == [
+        ("a:1", "tcp://a:5557", Role.BOTH, "fleet"),
+        ("b0", "bind:tcp://*:5600", Role.DECODE, "own"),
+        ("c:8000", "tcp://c:5559", Role.BOTH, "fleet"),
+    ]
+
+
+def test_keys_stay_out_of_logs():
+    specs, _ = expand(["a:1"], api_key="secret")
+    assert "secret" not in repr(specs)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "port"),
+    [
+        ("http://a:8000", "a", 8000),
+        ("http://a:8000/", "a", 8000),
+        ("a:8000", "a", 8000),
+        ("http://a", "a", 80),
+        ("HTTP://A:1", "a", 1),
+        (" http://10.0.0.1:8000 ", "10.0.0.1", 8000),
+        ("http://[::1]:8000", "[::1]", 8000),
+        ("[fd00::2]:8000", "[fd00::2]", 8000),
+    ],
+)
+def test_urls(url, host, port):
+    assert parse_worker_url(url) == (host, port)
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("https://a:8000", "not supported in this version"),
+        ("ftp://a:8000", "expected http://host:port"),
+        ("grpc://a", "expected http://host:port"),
+        ("", "expected http://host:port"),
+        ("http://", "expected http://host:port"),
+        ("http://a b:1", "expected http://host:port"),
+        ("http://u:p@a:1", "expected http://host:port"),
+        ("http://a:0", "expected http://host:port"),
+        ("http://a:99999", "ort"),
+        ("http://a:x", "ort"),
+        ("http://[::1", "IPv6"),
+        ("http://a:8000/v1", "nothing may follow the port"),
+        ("http://a:8000?x=1", "nothing may follow the port"),
+    ],
+)
+def test_urls_that_are_refused(url, what):
+    specs, mistakes = expand([url])
+    assert specs == []
+    assert len(mistakes) == 1
+    assert mistakes[0].startswith("worker_urls: ")
+    assert what in mistakes[0]
+
+
+def test_every_mistake_is_told_at_once():
+    specs, mistakes = expand(
+        ["a:1", "https://b:1", "a:1"],
+        [Entry("c:1", "x", role="cook", kv_events="tcp://{prt}:1"), Entry("d:1", "y"), Entry("e:1", "y")],
+    )
+    assert [spec.id for spec in specs] == ["a:1", "a:1", "y", "y"]
+    assert [mistake.split(": ")[0] for mistake in mistakes] == [
+        "worker_urls",
+        "worker_urls",
+        "workers[0].kv_events",
+        "workers[0].role",
+        "workers[2].name",
+    ]
+    assert "both, prefill, decode" in mistakes[3]
+
+
+def test_one_event_endpoint_for_two_workers_is_a_mistake():
+    _, mistakes = expand(["a:1", "b:1"], kv_events="tcp://a:5557", kv_replay="tcp://{host}:5558")
+    assert mistakes == ["kv_events: tcp://a:5557 serves a:1 too; use {host}, {port} or {index}"]
+
+
+def test_a_template_that_is_wrong_for_all_is_told_once():
+    _, mistakes = expand(["a:1", "b:1"], kv_events="tcp://{host}:{prt}")
+    assert len(mistakes) == 1
+
+
+async def test_the_source_yields_the_whole_set_once():
+    specs, _ = expand(["a:1", "b:1"])
+    assert [whole async for whole in SOURCES["static"](specs).watch()] == [tuple(specs)]
