@@ -1,8 +1,8 @@
-"""`python -m router` is `kvgate serve`."""
+"""`python -m router` is `kvgate`."""
 
 import sys
 
 from router.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["serve", *sys.argv[1:]]))
+    sys.exit(main())

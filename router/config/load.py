@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from router.config.errors import ConfigErrors, Mistake
 from router.config.reader import Reader, ReadFile
 from router.config.settings import Settings, WorkerConfig
 from router.config.sources import GivenValues, from_environment, from_file, from_flags
+from router.discovery import FleetDefaults, expand_workers
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -> Settings:
@@ -26,7 +28,8 @@ def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -
     for given in (_from_config_file(environment | flags, reader, mistakes), environment, flags):
         reader.read(given.values())
     settings = Settings(**reader.values)
-    mistakes.extend(_contradictions(settings))
+    mistakes.extend(_contradictions(settings, reader.places))
+    mistakes.extend(_wrong_workers(settings, reader.places))
     if mistakes:
         raise ConfigErrors(mistakes)
     return settings
@@ -53,14 +56,32 @@ def _from_config_file(given: GivenValues, reader: Reader, mistakes: list[Mistake
     return {} if content is None else from_file(path, content, mistakes)
 
 
-def _contradictions(settings: Settings) -> Iterator[Mistake]:
+def _contradictions(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
     """Rules between options; a value that was a mistake itself counts as its default here."""
     if not is_loopback(settings.admin_host) and settings.admin_api_key is None:
-        yield Mistake("--admin-host", f"{settings.admin_host} is not loopback: --admin-api-key must be set")
+        what = f"{settings.admin_host} is not loopback: --admin-api-key must be set"
+        yield Mistake(places["admin_host"], what)
     if settings.port == settings.admin_port != 0 and settings.host in (settings.admin_host, "0.0.0.0", "::"):
-        yield Mistake("--admin-port", f"must differ from --port ({settings.port})")
-    if settings.kv_replay is not None and settings.kv_events is None:
-        yield Mistake("--kv-replay", "needs --kv-events: events are what is replayed")
-    for worker in settings.workers:
-        if worker.kv_replay is not None and worker.kv_events is None and settings.kv_events is None:
-            yield Mistake(f"workers: {worker.url}", "kv_replay needs kv_events: events are what is replayed")
+        yield Mistake(places.get("port") or places["admin_port"], f"both ports are {settings.port}")
+    yield from _replay_without_events(settings, places)
+
+
+def _replay_without_events(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
+    if settings.kv_events is not None:
+        return
+    what = "needs kv_events: events are what is replayed"
+    if settings.kv_replay is not None:
+        yield Mistake(places["kv_replay"], what)
+    for index, worker in enumerate(settings.workers):
+        if worker.kv_replay is not None and worker.kv_events is None:
+            yield Mistake(f"{places['workers']}[{index}].kv_replay", what)
+
+
+def _wrong_workers(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
+    """URLs, endpoints and names that can't be, once the templates are filled in for each worker."""
+    fleet = FleetDefaults(kv_events=settings.kv_events, kv_replay=settings.kv_replay)
+    _, mistakes = expand_workers(settings.worker_urls, settings.workers, fleet)
+    for mistake in mistakes:
+        key, _, what = mistake.partition(": ")
+        option = re.split(r"[\[.]", key, maxsplit=1)[0]
+        yield Mistake(places.get(option, option) + key.removeprefix(option), what)

@@ -22,6 +22,8 @@ class Reader:
         self._read_file = read_file
         self._mistakes = mistakes
         self.values: dict[str, Any] = {}
+        self.places: dict[str, str] = {}
+        """Where each option was given last, by name."""
 
     def content(self, path: str, where: str) -> str | None:
         """The text of a file that the option at `where` names; None is a mistake noted."""
@@ -36,6 +38,7 @@ class Reader:
     def read(self, given_values: Iterable[Given]) -> None:
         for given in given_values:
             option = given.option
+            self.places[option.name] = given.where
             if option.kv_parameter:
                 self._set_parameter("kv", option.kv_parameter, given.values[0], given.where)
             elif option.name == "workers":

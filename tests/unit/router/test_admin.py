@@ -1,5 +1,8 @@
 """The admin port: each call, who may make it, and that every error is JSON in one shape."""
 
+import re
+from pathlib import Path
+
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -364,3 +367,17 @@ async def test_web_pages_are_kept_out_of_a_port_without_a_key(client, core):
 @pytest.mark.parametrize("host", ["localhost:9190", "127.0.0.1", "[::1]:9190"])
 async def test_local_names_are_let_in(client, host):
     assert (await client.get("/health", headers={"Host": host})).status == 200
+
+
+# Documentation
+
+
+async def test_the_documentation_lists_every_call(client):
+    text = (Path(__file__).parents[3] / "docs" / "admin.md").read_text(encoding="utf-8")
+    documented = re.findall(r"`([A-Z]+ /[a-z_/{}]+)`", text[: text.index("## Access")])
+    calls = [
+        f"{route.method} {route.resource.canonical}"
+        for route in client.server.app.router.routes()
+        if route.method != "HEAD"
+    ]
+    assert sorted(documented) == sorted(calls)

@@ -411,18 +411,30 @@ def test_loopback_needs_none(host):
 
 
 def test_the_two_ports_must_differ():
-    assert mistakes_of("--port", "9190") == ["--admin-port: must differ from --port (9190)"]
+    assert mistakes_of("--port", "9190") == ["--port: both ports are 9190"]
     assert settings_of("--port", "0", "--admin-port", "0").port == 0
 
 
 def test_replay_without_events_makes_no_sense():
     assert mistakes_of("--kv-replay", "tcp://{host}:5558") == [
-        "--kv-replay: needs --kv-events: events are what is replayed"
+        "--kv-replay: needs kv_events: events are what is replayed"
     ]
     text = "workers: [{url: 'http://a', kv_replay: 'tcp://a:1'}]"
     assert mistakes_in_yaml(text) == [
-        "workers: http://a: kv_replay needs kv_events: events are what is replayed"
+        "k.yaml: workers[0].kv_replay: needs kv_events: events are what is replayed"
     ]
+
+
+def test_workers_that_cannot_be_join_the_list():
+    argv = ["--worker-urls", "http://a", "https://b", "http://a", "--kv-events", "tcp://{hots}:1"]
+    assert mistakes_of("--port", "x", *argv) == [
+        "--port: must be a whole number from 0 to 65535, not 'x'",
+        "--kv-events: '{hots}': expected {host}, or a sum of port, index and whole numbers",
+        "--worker-urls: 'https://b': https to workers is not supported in this version; use http://host:port",
+    ]
+    text = "workers: [{url: 'http://a', kv_events: 'udp://a'}]"
+    (mistake,) = mistakes_in_yaml(text)
+    assert mistake.startswith("k.yaml: workers[0].kv_events: 'udp://a': expected tcp://")
 
 
 # Around the process
