@@ -13,6 +13,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+import pytest_asyncio
 
 from tests.support.gateway_process import GatewayProcess, running_gateway
 
@@ -94,7 +95,7 @@ def vllm_environment() -> Path:
     return environment
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def engines(vllm_environment: Path) -> AsyncIterator[list[VllmInstance]]:
     instances = [VllmInstance(i, free_port(), 15600 + 10 * i, vllm_environment) for i in range(2)]
     try:
@@ -108,7 +109,7 @@ async def engines(vllm_environment: Path) -> AsyncIterator[list[VllmInstance]]:
             await instance.kill()
 
 
-@pytest.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def gateway(
     engines: list[VllmInstance], tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[GatewayProcess]:
