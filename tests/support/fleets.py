@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from indexer.blocks import TOKEN_BYTES, BlockHash, HashSpace, Unit, chain_block_hashes, pack_tokens, root_seed
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from loadgen.wire import Layout, encode_batch
@@ -64,7 +66,9 @@ class Engine:
         self.publish([AllBlocksCleared()])
 
     def publish(self, events: Sequence[KvEvent]) -> None:
-        payload = encode_batch(events, timestamp=0.0, dp_rank=0, layout=Layout.MAPS)
+        self._send(encode_batch(events, timestamp=0.0, dp_rank=0, layout=Layout.MAPS))
+
+    def _send(self, payload: bytes) -> None:
         self.core.feed.receive(self.slot, self._sequence, payload, now=0.0)
         self._sequence += 1
 
@@ -77,3 +81,16 @@ class Engine:
     def remove(self, tokens: Sequence[int], first: int, last: int) -> None:
         """Announces the eviction of blocks `first` to `last` (exclusive) of a prompt."""
         self.publish([BlockRemoved(chain_of(tokens, self.block_tokens)[first:last])])
+
+    def offload(self, tokens: Sequence[int], first: int, last: int, medium: str) -> None:
+        """Announces that blocks `first` to `last` (exclusive) of a prompt are in a slower tier too."""
+        event = {
+            "type": "BlockStored",
+            "block_hashes": chain_of(tokens, self.block_tokens)[first:last],
+            "parent_block_hash": None,
+            "token_ids": [],
+            "block_size": 0,
+            "lora_id": None,
+            "medium": medium,
+        }
+        self._send(msgspec.msgpack.encode([0.0, [event], 0]))
