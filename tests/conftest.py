@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+from asyncio import AbstractEventLoop
+from collections.abc import Callable
+
 import uvloop
 
 
-@pytest.fixture(scope="session")
-def event_loop_policy() -> uvloop.EventLoopPolicy:
-    """For pytest-asyncio. uvloop and asyncio's own loop differ in transports, buffers and error texts."""
-    return uvloop.EventLoopPolicy()
+def pytest_asyncio_loop_factories() -> dict[str, Callable[[], AbstractEventLoop]]:
+    """uvloop and asyncio's own loop differ in transports, buffers and the texts of errors."""
+    return {"uvloop": uvloop.new_event_loop}
