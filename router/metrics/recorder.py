@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from router.core.routing import RoutingCore
 from router.metrics import table
-from router.metrics.series import Counter, Histogram
-from router.metrics.workers import worker_families
+from router.metrics.export import family_of, text_slices
+from router.metrics.series import Counter, Histogram, Reading
+from router.metrics.workers import worker_readings
 
 OTHER = "other"
 """The model label of names that no worker serves: clients choose them, and must not make series."""
@@ -114,22 +115,25 @@ class Metrics(Collector):
         self._core = core
 
     async def exposition(self) -> bytes:
-        """The registry as Prometheus text. The event loop may go on between one metric and the next: with
-        hundreds of workers the whole text takes longer than a stream should wait."""
-        pieces = []
-        for family in self.registry.collect():
-            pieces.append(generate_latest(_Single(family)))
-            await asyncio.sleep(0)
-        return b"".join(pieces)
+        """What `/metrics` shows, rendered in slices between which the event loop goes on."""
+        slices = []
+        for reading in self._readings():
+            for text in text_slices(reading):
+                slices.append(text)
+                await asyncio.sleep(0)
+        return b"".join(slices)
 
     def collect(self) -> Iterator[Family]:
-        """Called by the registry for each scrape."""
+        """For the registry, all at once."""
+        return map(family_of, self._readings())
+
+    def _readings(self) -> Iterator[Reading]:
         if self._core is not None:
             views = self._core.workers()
             self._forget_all_but(view.worker.id for view in views)
-            yield from worker_families(self._core, views)
+            yield from worker_readings(self._core, views)
         for series in self._counted:
-            yield series.family()
+            yield series.read()
 
     def _forget_all_but(self, worker_ids: Iterable[str]) -> None:
         """Series of workers and models that are gone vanish; "" and "other" are nobody's."""
@@ -146,14 +150,3 @@ class Metrics(Collector):
             return OTHER
         self._model_labels.add(model)
         return model
-
-
-class _Single(CollectorRegistry):
-    """A registry of one family, which is what prometheus-client can render."""
-
-    def __init__(self, family: Family) -> None:
-        super().__init__()
-        self._family = family
-
-    def collect(self) -> Iterator[Family]:
-        yield self._family

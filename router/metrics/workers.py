@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-
-from prometheus_client.metrics_core import Metric as Family
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from indexer.feed import FeedStats
 from indexer.trust import TrustLevel
@@ -12,7 +10,7 @@ from router.core.health import Health
 from router.core.routing import RoutingCore
 from router.core.workers import WorkerView
 from router.metrics import table
-from router.metrics.series import Labels, number_family
+from router.metrics.series import Labels, Reading
 
 _PER_WORKER: dict[table.Metric, Callable[[WorkerView], float]] = {
     table.WORKER_UP: lambda view: view.health is Health.HEALTHY and not view.draining,
@@ -32,20 +30,18 @@ _PER_PUBLISHER: dict[table.Metric, Callable[[FeedStats], float]] = {
 }
 
 
-def worker_families(core: RoutingCore, views: Sequence[WorkerView]) -> Iterator[Family]:
-    """The families of `table.READ`; those of KV events hold only workers that publish them."""
+def worker_readings(core: RoutingCore, views: Sequence[WorkerView]) -> Iterator[Reading]:
+    """The metrics of `table.READ`; those of KV events hold only workers that publish them."""
     policy = core.policy.name
-    in_flight = [((view.worker.id, policy), float(view.num_active_requests)) for view in views]
-    yield number_family(table.IN_FLIGHT, in_flight)
+    yield table.IN_FLIGHT, [((view.worker.id, policy), float(view.num_active_requests)) for view in views]
     for metric, value_of in _PER_WORKER.items():
-        yield number_family(metric, [((view.worker.id,), float(value_of(view))) for view in views])
-    yield number_family(table.WORKER_TRUST, list(_trust(views)))
-    stats = {view.worker.id: core.feed.stats(view.slot) for view in views if view.worker.publishes_events}
+        yield metric, [((view.worker.id,), float(value_of(view))) for view in views]
+    yield table.WORKER_TRUST, list(_trust(views))
+    publishers = [view for view in views if view.worker.publishes_events]
+    stats = {view.worker.id: core.feed.stats(view.slot) for view in publishers}
     for metric, count_of in _PER_PUBLISHER.items():
-        yield number_family(
-            metric, [((worker_id,), float(count_of(each))) for worker_id, each in stats.items()]
-        )
-    yield number_family(table.KV_EVENTS_IGNORED, list(_ignored(stats.items())))
+        yield metric, [((worker_id,), float(count_of(each))) for worker_id, each in stats.items()]
+    yield table.KV_EVENTS_IGNORED, list(_ignored(stats))
 
 
 def _trust(views: Sequence[WorkerView]) -> Iterator[tuple[Labels, float]]:
@@ -54,7 +50,7 @@ def _trust(views: Sequence[WorkerView]) -> Iterator[tuple[Labels, float]]:
             yield (view.worker.id, level.value), float(view.trust.level is level)
 
 
-def _ignored(stats: Iterable[tuple[str, FeedStats]]) -> Iterator[tuple[Labels, float]]:
-    for worker_id, each in stats:
+def _ignored(stats: Mapping[str, FeedStats]) -> Iterator[tuple[Labels, float]]:
+    for worker_id, each in stats.items():
         for reason, count in each.ignored.items():
             yield (worker_id, reason), float(count)

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.outcome import Outcome
 from router.metrics import METRICS, Metrics
+from router.metrics.export import SLICE_SAMPLES, text_slices
 from router.metrics.series import MAX_SERIES, Counter, Histogram
 from router.metrics.table import COUNTED, COUNTER, HISTOGRAM, ITL, READ, RETRIES
 from tests.support.core import MODEL, core_with, prompt, request, worker
@@ -120,6 +122,13 @@ async def test_the_exposition_is_what_prometheus_parses(metrics, core):
     assert len(families) == len(METRICS)
     assert families["kvgate_itl_seconds"].type == HISTOGRAM
     assert families["kvgate_requests"].documentation.startswith("Requests that ended")
+
+
+async def test_slices_make_the_same_text_as_one_piece(core, metrics):
+    for number in range(SLICE_SAMPLES):
+        record_everything(metrics, f"w{number}")
+    assert (await metrics.exposition()).splitlines() == generate_latest(metrics.registry).splitlines()
+    assert len(list(text_slices(metrics._itl.read()))) > 10
 
 
 # Read from the core
