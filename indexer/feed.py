@@ -15,6 +15,7 @@ from indexer.events import Tier
 from indexer.limits import SWEEP_BLOCKS
 from indexer.publisher import FeedStats, Publisher
 from indexer.radix import OverlapScores, RadixIndex, Slot
+from indexer.sequencer import Step
 from indexer.trust import Trust, TrustLevel
 
 __all__ = ["FeedStats", "KvFeed", "RequestReplay"]
@@ -77,31 +78,29 @@ class KvFeed:
 
     def connected(self, slot: Slot, *, now: float) -> list[RequestReplay]:
         """The event socket has a connection, for the first time or again."""
-        publisher = self._publishers[slot]
-        return self._finish_step(slot, publisher.carry_out(publisher.sequencer.connected()))
+        return self._carry_out(slot, self._publishers[slot].sequencer.connected())
 
     def disconnected(self, slot: Slot, *, now: float) -> None:
         """The event socket lost its connection."""
-        publisher = self._publishers[slot]
-        self._finish_step(slot, publisher.carry_out(publisher.sequencer.disconnected()))
+        self._carry_out(slot, self._publishers[slot].sequencer.disconnected())
 
     def receive(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
         """A published message. About 1 us for a block of 16 tokens."""
-        return self._finish_step(slot, self._publishers[slot].receive(sequence, payload, is_replay=False))
+        replays_from = self._publishers[slot].receive(sequence, payload, is_replay=False)
+        return self._finish_step(slot, replays_from)
 
     def receive_replay(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
         """A message of the replay that was asked for last."""
-        return self._finish_step(slot, self._publishers[slot].receive(sequence, payload, is_replay=True))
+        replays_from = self._publishers[slot].receive(sequence, payload, is_replay=True)
+        return self._finish_step(slot, replays_from)
 
     def replay_ended(self, slot: Slot, *, now: float) -> list[RequestReplay]:
         """The replay's end marker came."""
-        publisher = self._publishers[slot]
-        return self._finish_step(slot, publisher.carry_out(publisher.sequencer.replay_ended()))
+        return self._carry_out(slot, self._publishers[slot].sequencer.replay_ended())
 
     def replay_failed(self, slot: Slot, reason: str, *, now: float) -> list[RequestReplay]:
         """The replay broke off or its end marker never came."""
-        publisher = self._publishers[slot]
-        return self._finish_step(slot, publisher.carry_out(publisher.sequencer.replay_failed(reason)))
+        return self._carry_out(slot, self._publishers[slot].sequencer.replay_failed(reason))
 
     def malformed(self, slot: Slot, reason: str) -> None:
         """The socket brought something that is no message."""
@@ -126,8 +125,7 @@ class KvFeed:
 
     def reset(self, slot: Slot, reason: str) -> None:
         """Forget what the worker holds and go on from its next message."""
-        publisher = self._publishers[slot]
-        self._finish_step(slot, publisher.carry_out(publisher.sequencer.restart(reason)))
+        self._carry_out(slot, self._publishers[slot].sequencer.restart(reason))
 
     def trust(self, slot: Slot) -> Trust:
         """How far the worker's overlap may be believed. PREDICTED for one without a publisher."""
@@ -159,6 +157,9 @@ class KvFeed:
             publisher.check()
             is_exact = publisher.trust().level is TrustLevel.EXACT
             assert bool(self._exact_slots >> slot & 1) == is_exact, "only exact workers contribute"
+
+    def _carry_out(self, slot: Slot, steps: list[Step]) -> list[RequestReplay]:
+        return self._finish_step(slot, self._publishers[slot].carry_out(steps))
 
     def _finish_step(self, slot: Slot, replays_from: list[int]) -> list[RequestReplay]:
         publisher = self._publishers[slot]

@@ -90,8 +90,11 @@ class Publisher:
         """Take in one message; returns the numbers from which a replay must be asked for."""
         self._stats.num_messages += 1
         batch = self._read(payload)
+        if batch is None and sequence != self.sequencer.next_sequence:
+            self.ignore("malformed_payload")  # if it was one of the stream, a gap will show
+            return []
         if batch is not None and self._names_other_rank(batch):
-            self._stats.ignored["other_rank"] += 1
+            self.ignore("other_rank")
             return []
         message = Message(sequence, payload, batch.timestamp if batch else 0.0)
         steps = self.sequencer.replayed(message) if is_replay else self.sequencer.live(message)
@@ -110,6 +113,7 @@ class Publisher:
                 at_hand = decoded is not None and decoded[0] is step.message
                 self._apply(decoded[1] if decoded and at_hand else self._read(step.message.payload))
             elif isinstance(step, Forget):
+                self._mismatch = ""
                 self.forget()
             else:
                 replays_from.append(step.from_sequence)
@@ -146,7 +150,7 @@ class Publisher:
 
     def _apply(self, batch: EventBatch | None) -> None:
         if batch is None:  # whatever it removed is unknown
-            self._stats.ignored["malformed_payload"] += 1
+            self.ignore("malformed_payload")
             self.forget()
             return
         self._stats.num_events += len(batch.events)
@@ -166,7 +170,7 @@ class Publisher:
             self._store_named(event)
             return
         if event.block_tokens != self._block_tokens:
-            self._note_mismatch(event.block_tokens)
+            self._note_mismatch(event)
             return
         seed = self._seed_of(event)
         if seed is None:
@@ -175,7 +179,7 @@ class Publisher:
         try:
             packed = pack_tokens(event.token_ids)
         except (OverflowError, TypeError):
-            self._stats.ignored["token_ids"] += 1
+            self.ignore("token_ids")
             return
         hashes = chain_block_hashes(packed, event.block_tokens * TOKEN_BYTES, seed, event.extra)
         keys = map(key_of, event.block_hashes)
@@ -209,12 +213,17 @@ class Publisher:
             self._group = group
         if group == self._group:
             return True
-        self._stats.ignored["attention_group"] += 1
+        self.ignore("attention_group")
         return False
 
-    def _note_mismatch(self, block_tokens: int) -> None:
-        self._stats.ignored["block_size"] += 1
-        self._mismatch = f"worker stores blocks of {block_tokens} tokens, expected {self._block_tokens}"
+    def _note_mismatch(self, event: BlockStored) -> None:
+        """On the device it means that no prompt will ever match; another tier may cut its blocks as it
+        likes."""
+        self.ignore("block_size")
+        if event.tier is Tier.DEVICE:
+            self._mismatch = (
+                f"worker stores blocks of {event.block_tokens} tokens, expected {self._block_tokens}"
+            )
 
     def _seed_of(self, event: BlockStored) -> BlockHash | None:
         """The hash that the first block chains to; None when its parent is unknown."""

@@ -114,12 +114,11 @@ class Sequencer:
         self.last_sequence: int | None = None
         """The last message applied; -1 when it is known that none was published yet; None in START."""
         self._can_replay = can_replay
+        self._is_lost = False  # the connection to the event socket
         self._doubt = "no contact with the event socket yet"
         self._missing_history = ""
         self._num_attempts = 0
-        self._digests: deque[int] = deque(
-            maxlen=DIGESTS
-        )  # of the messages up to the last, no hole among them
+        self._digests: deque[int] = deque(maxlen=DIGESTS)  # up to the last message, without a hole
         self._newest_timestamp = 0.0
         self._replay_from = 0
         self._verifying = False
@@ -129,7 +128,12 @@ class Sequencer:
     @property
     def doubt(self) -> str:
         """In words, why what was learnt may not be believed now; empty when it may."""
-        return self._doubt
+        return "the connection to the event socket is lost" if self._is_lost else self._doubt
+
+    @property
+    def next_sequence(self) -> int:
+        """The number that the next message should have."""
+        return 0 if self.last_sequence is None else self.last_sequence + 1
 
     @property
     def missing_history(self) -> str:
@@ -140,8 +144,9 @@ class Sequencer:
 
     def connected(self) -> list[Step]:
         """The event socket has a connection: the first, or a new one, after which nothing is certain."""
+        self._is_lost = False
         self._num_attempts = 0
-        self._empty_buffer()
+        self._empty_buffer()  # what was held back may be another process's; the replay has it if not
         if not self._can_replay:
             return self._begin_anew("the history before the connection is unknown: no replay socket")
         if self.last_sequence is None or self.last_sequence < 0:
@@ -150,7 +155,7 @@ class Sequencer:
 
     def disconnected(self) -> list[Step]:
         """The connection is lost: what the engine removes meanwhile is not heard."""
-        self._doubt = "the connection to the event socket is lost"
+        self._is_lost = True
         return []
 
     def live(self, message: Message) -> list[Step]:
@@ -171,11 +176,10 @@ class Sequencer:
             return []
         if self._verifying:
             return self._verify(message)
-        expected = self._replay_from if self.last_sequence is None else self.last_sequence + 1
-        if message.sequence < expected:
+        if message.sequence < self.next_sequence:
             return []
         steps: list[Step] = []
-        if message.sequence > expected:
+        if message.sequence > self.next_sequence:
             doubt = self._doubt
             steps = self._begin_anew(f"the engine no longer has what came before message {message.sequence}")
             self.state, self._doubt = State.REPLAYING, doubt
@@ -237,7 +241,7 @@ class Sequencer:
             self._advance(message)
             return [*steps, Apply(message)]
         steps = self._begin_anew("another engine process") if relation is Relation.RESTART else []
-        start = 0 if self.last_sequence is None else self.last_sequence + 1
+        start = self.next_sequence
         steps += self._ask(start, f"messages {start} to {message.sequence - 1} were missed")
         self._hold_back(message)
         return steps
