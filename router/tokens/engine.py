@@ -158,19 +158,34 @@ class _SharedCalls:
         """The tokens that `request` asks for. A caller that goes away leaves the call to the others."""
         task = self._under_way.get(digest)
         if task is None:
-            task = start_task(self._call(request, target), name=f"tokenize at {target.worker_id}")
-            self._under_way[digest] = task
-            task.add_done_callback(lambda _: self._under_way.pop(digest, None))
+            task = self._start(digest, request, target)
         outcome = await asyncio.shield(task)
         if isinstance(outcome, NoTokens):
             raise NoTokens(str(outcome))
         return outcome
 
+    def _start(
+        self, digest: bytes, request: bytes, target: TokenizeTarget
+    ) -> asyncio.Task[TokenizedPrompt | NoTokens]:
+        worker_id = target.worker_id
+        task = start_task(self._call(request, target), name=f"tokenize at {worker_id}")
+        self._under_way[digest] = task
+        # Counted before the task runs: callers that come in the same turn must see each other.
+        self._num_calls[worker_id] += 1
+
+        def ended(_: object) -> None:
+            del self._under_way[digest]
+            self._num_calls[worker_id] -= 1
+            if not self._num_calls[worker_id]:
+                del self._num_calls[worker_id]
+                self._turns.pop(worker_id, None)
+
+        task.add_done_callback(ended)
+        return task
+
     async def _call(self, request: bytes, target: TokenizeTarget) -> TokenizedPrompt | NoTokens:
         """Never raises, so that one failure can be told to several callers."""
-        worker_id = target.worker_id
-        turns = self._turns.setdefault(worker_id, asyncio.Semaphore(TOKENIZE_CALLS_PER_WORKER))
-        self._num_calls[worker_id] += 1
+        turns = self._turns.setdefault(target.worker_id, asyncio.Semaphore(TOKENIZE_CALLS_PER_WORKER))
         try:
             async with asyncio.timeout(self._timeout_seconds), turns:
                 return await self._post(request, target)
@@ -180,10 +195,6 @@ class _SharedCalls:
             return NoTokens("unreachable")
         except NoTokens as error:
             return error
-        finally:
-            self._num_calls[worker_id] -= 1
-            if not self._num_calls[worker_id]:
-                del self._num_calls[worker_id], self._turns[worker_id]
 
     async def _post(self, request: bytes, target: TokenizeTarget) -> TokenizedPrompt:
         http = WorkerHttp(self._session, target.url, target.headers, timeout_seconds=self._timeout_seconds)

@@ -43,7 +43,7 @@ def test_every_field_that_changes_the_rendering_goes_along():
         (b'"reasoning_effort": "low"', {"enable_thinking": True, "reasoning_effort": "low"}),
         (b'"reasoning_effort": "none"', {"enable_thinking": False, "reasoning_effort": "none"}),
         (
-            b'"chat_template_kwargs": {"enable_thinking": false, "reasoning_effort": "x"}, "reasoning_effort": "low"',
+            b'"reasoning_effort":"low","chat_template_kwargs":{"enable_thinking":false,"reasoning_effort":"x"}',
             {"enable_thinking": False, "reasoning_effort": "low"},
         ),
     ],

@@ -1,0 +1,59 @@
+"""What every token source must do, whatever the body holds and whatever the fleet is like."""
+
+import aiohttp
+import pytest
+
+from indexer.blocks import Unit, chain_block_hashes, pack_tokens, root_seed
+from router.tokens import SOURCES
+from router.tokens.base import TokenizeTarget
+from router.wire.endpoints import ENDPOINTS
+from tests.support.token_host import CHAT, SPACE, StubHost, prompt_of
+
+BODIES = [
+    b'{"prompt": "x", "messages": [], "input": "x", "text": "x"}',
+    b'{"prompt": [1, 2, 3, 4], "messages": [{"content": null}], "input": [], "input_ids": [[1]]}',
+    b'{"prompt": [], "messages": [null], "input": null, "text": null}',
+    b'{"prompt": ["", 5], "messages": [[]], "input": 5, "text": 5, "input_ids": "x"}',
+    b'{"prompt": [[]], "messages": [{}], "input": {}, "input_ids": [], "system": 5}',
+    b'{"prompt": "", "messages": [], "x": NaN}',
+    b'{"prompt": "\\u0000", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+]
+
+
+@pytest.fixture(params=SOURCES)
+async def sourced(request, unused_tcp_port):
+    """A source and its host, whose only worker is down."""
+    host = StubHost(targets=(TokenizeTarget("w", f"http://127.0.0.1:{unused_tcp_port}", "vllm"),))
+    async with aiohttp.ClientSession() as session:
+        yield SOURCES[request.param](host, session), host
+
+
+@pytest.mark.parametrize("body", BODIES)
+async def test_no_body_makes_it_fail(body, sourced):
+    source, _ = sourced
+    for endpoint in ENDPOINTS.values():
+        prompt = await prompt_of(source, body, endpoint)
+        assert prompt is None or set(prompt.chains) == {SPACE}
+
+
+async def test_token_ids_are_used_as_they_are(sourced):
+    source, host = sourced
+    prompt = await prompt_of(source, b'{"prompt": [5, 6, 7, 8]}')
+    assert prompt.chains == {SPACE: chain_block_hashes(pack_tokens([5, 6, 7, 8]), 16, root_seed("m"))}
+    assert (prompt.unit, prompt.exact, host.fallbacks) == (Unit.TOKENS, True, {})
+
+
+async def test_equal_prompts_have_equal_blocks_and_longer_ones_begin_with_them(sourced):
+    source, _ = sourced
+    chains = []
+    for contents in (["a" * 50], ["a" * 50], ["a" * 50, "more"]):
+        messages = ",".join(f'{{"role":"user","content":"{content}"}}' for content in contents)
+        chains.append((await prompt_of(source, f'{{"messages":[{messages}]}}'.encode(), CHAT)).chains[SPACE])
+    assert chains[0] == chains[1] == chains[2][: len(chains[0])]
+    assert len(chains[0]) >= 3
+
+
+async def test_without_workers_there_are_no_spaces_and_no_harm(sourced):
+    source, host = sourced
+    host.spaces = host.targets = ()
+    assert (await prompt_of(source, b'{"prompt": "some text"}')).chains == {}
