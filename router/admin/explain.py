@@ -23,6 +23,7 @@ def explain(decision: Decision) -> dict[str, Any]:
     return {
         "text": explain_in_words(decision),
         "request_id": decision.request_id,
+        "client_request_id": decision.client_request_id,
         "attempt": decision.attempt,
         "worker": decision.worker.id,
         "policy": decision.policy,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from policies.types import Decision
-from router.core.workers import WorkerView
+from policies.types import Decision, WorkerId
 
 Preview = Callable[[bytes, str], Awaitable[Decision]]
 """Body and path of a client's request -> what would be decided. Raises RouterError."""
@@ -15,7 +14,7 @@ Preview = Callable[[bytes, str], Awaitable[Decision]]
 class Fleet(Protocol):
     """The workers as the shell sees them."""
 
-    async def add_worker(self, url: str, **options: str) -> WorkerView:
+    async def add_worker(self, url: str, **options: str) -> WorkerId:
         """`options` are further fields of WorkerConfig. Raises ValueError that says what can't be added."""
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,6 +11,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from policies import ALIASES, POLICIES, PolicyError, make_policy, parameters_of
+from policies.types import Decision
 from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
 from router.config import ConfigErrors, Settings, worker_from
@@ -92,12 +93,14 @@ class Handlers:
         try:
             worker = asdict(worker_from(fields))
             options = {name: value for name, value in worker.items() if value is not None}
-            view = await self._fleet.add_worker(**options)
+            worker_id = await self._fleet.add_worker(**options)
         except ConfigErrors as errors:
             raise BadRequest("; ".join(map(str, errors.mistakes))) from None
         except ValueError as error:
             raise BadRequest(str(error), param="url") from None
-        return json_response({"worker": self._row(view.worker.id)}, status=201)
+        row = self._row(worker_id)
+        # 202: it is a member of the fleet, and joins when it answers.
+        return json_response({"worker": row}, status=202 if row["state"] == "pending" else 201)
 
     async def _remove_worker(self, name: str) -> web.Response:
         row = self._row(name)
@@ -115,17 +118,12 @@ class Handlers:
     # Decisions
 
     async def explain(self, request: web.Request) -> web.Response:
+        decisions = self._core.decisions()
         request_id = request.query.get("request_id")
         if request_id is not None:
-            return json_response({"decision": self._remembered(request_id)})
+            decisions = _of_request(decisions, request_id)
         limit = _positive(request.query.get("limit", str(DECISIONS_SHOWN)), "limit")
-        return json_response({"decisions": [explain(each) for each in self._core.decisions()[:limit]]})
-
-    def _remembered(self, request_id: str) -> dict[str, Any]:
-        decision = self._core.decision(request_id)
-        if decision is None:
-            raise NotKnown(f"No decision for request {request_id!r} is remembered", param="request_id")
-        return explain(decision)
+        return json_response({"decisions": [explain(each) for each in decisions[:limit]]})
 
     async def route(self, request: web.Request) -> web.Response:
         path = request.query.get("path", "/v1/chat/completions")
@@ -161,6 +159,14 @@ class Handlers:
             "parameters": dict(policy.parameters),
             "available": {name: _parameters(name) for name in POLICIES},
         }
+
+
+def _of_request(decisions: Sequence[Decision], request_id: str) -> list[Decision]:
+    """By our id or the client's: one decision for each attempt, and for each request of that name."""
+    found = [each for each in decisions if request_id in (each.request_id, each.client_request_id)]
+    if not found:
+        raise NotKnown(f"No decision for request {request_id!r} is remembered", param="request_id")
+    return found
 
 
 def _parameters(policy: str) -> dict[str, Any]:

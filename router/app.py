@@ -1,0 +1,207 @@
+"""The gateway as a process: builds the objects, wires them, starts and stops them in order. Nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+from collections.abc import Awaitable, Callable, Sequence
+
+import aiohttp
+import uvloop
+import zmq
+from aiohttp import web
+
+from policies import make_policy
+from router.admin import build_admin_app
+from router.config import Settings, load_or_exit
+from router.core.routing import RoutingCore
+from router.discovery import FleetDefaults, StaticSource, WorkerSpec, expand_workers
+from router.fleet import Fleet, FleetTokenHost
+from router.limits import RelayLimits
+from router.logs import set_up_logging
+from router.metrics import Metrics
+from router.preview import Previewer
+from router.proxy import Proxy
+from router.server import Server, raise_descriptor_limit
+from router.tokens import SOURCES as TOKEN_SOURCES
+from router.tokens import TokenSource
+
+_logger = logging.getLogger("kvgate")
+
+TICK_SECONDS = 0.05
+"""How often the core does what is due (prefill releases, predictions, sweeping). Its deadlines are soft, and
+one look costs a few microseconds."""
+
+PROBE_CONNECTIONS = 256
+"""Connections for probes, metrics and tokenization of the whole fleet."""
+
+
+class Gateway:
+    """Everything that serves, in one object. `start` and `stop` once each."""
+
+    def __init__(self, settings: Settings, *, limits: RelayLimits | None = None) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.core = RoutingCore(
+            policy=make_policy(settings.policy, settings.parameters_for(settings.policy)),
+            predicted_ttl=settings.predicted_ttl,
+            bridge_ttl=settings.bridge_ttl,
+            seed=settings.seed,
+        )
+        self.metrics.watch(self.core)
+        self._limits = limits or RelayLimits.from_settings(settings)
+        self._resources = contextlib.AsyncExitStack()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._clock: Callable[[], float]
+        self._tokens: TokenSource
+        self.fleet: Fleet
+        self.proxy: Proxy
+        self.server: Server
+        self.admin_port = 0
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    async def start(self) -> None:
+        """Serves when this returns; workers join as they answer. Raises OSError for an address that can't be
+        had, after giving back whatever it had taken."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+
+    async def _start(self) -> None:
+        settings = self.settings
+        self._clock = asyncio.get_running_loop().time
+        session = await self._resources.enter_async_context(_worker_session())
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._resources.callback(context.destroy, linger=0)
+        self.fleet = Fleet(
+            core=self.core, settings=settings, session=session, context=context, clock=self._clock
+        )
+        self._resources.push_async_callback(self.fleet.stop)
+        token_host = FleetTokenHost(self.core, self.fleet, self.metrics)
+        self._tokens = TOKEN_SOURCES[settings.tokens](token_host, session)
+        self.proxy = Proxy(
+            core=self.core,
+            settings=settings,
+            tokens=self._tokens,
+            metrics=self.metrics,
+            clock=self._clock,
+            fleet=self.fleet,
+            limits=self._limits,
+        )
+        self._resources.callback(self.proxy.upstream.close)
+        await self._start_server()
+        await self._start_admin()
+        self._tick()
+        self.fleet.start(StaticSource(_specs_of(settings)))
+
+    async def _start_server(self) -> None:
+        self.server = Server(
+            self.proxy,
+            limits=self._limits,
+            clock=self._clock,
+            max_connections=self.settings.max_connections,
+            check=self.proxy.upstream.check,
+        )
+        await self.server.start(self.settings.host, self.settings.port)
+        self._resources.callback(self.server.stop)
+
+    async def _start_admin(self) -> None:
+        app = build_admin_app(
+            core=self.core,
+            fleet=self.fleet,
+            metrics=self.metrics,
+            settings=self.settings,
+            explain_body=Previewer(self.core, self._tokens, self._clock),
+        )
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        self._resources.push_async_callback(runner.cleanup)
+        site = web.TCPSite(runner, self.settings.admin_host, self.settings.admin_port)
+        await site.start()
+        self.admin_port = runner.addresses[0][1]
+
+    def _tick(self) -> None:
+        self.core.expire(now=self._clock())
+        self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    async def stop(self, drain_seconds: float) -> bool:
+        """Accepts no more, lets streams end within `drain_seconds`, then cuts; True when none was cut."""
+        self.fleet.is_closing = True
+        in_time = await self.server.drain(drain_seconds)
+        if self._ticker is not None:
+            self._ticker.cancel()
+        await self._resources.aclose()
+        return in_time
+
+
+def _worker_session() -> aiohttp.ClientSession:
+    """For calls to workers besides the relayed ones."""
+    connector = aiohttp.TCPConnector(limit=PROBE_CONNECTIONS, keepalive_timeout=4.0)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
+def _specs_of(settings: Settings) -> Sequence[WorkerSpec]:
+    defaults = FleetDefaults(kv_events=settings.kv_events, kv_replay=settings.kv_replay)
+    specs, mistakes = expand_workers(settings.worker_urls, settings.workers, defaults)
+    assert not mistakes, "the configuration was checked"
+    return specs
+
+
+def main(argv: Sequence[str]) -> int:
+    """`kvgate serve`; returns the exit code."""
+    settings = load_or_exit(argv)
+    set_up_logging(settings.log_level)
+    raise_descriptor_limit()
+    return uvloop.run(_serve(settings))
+
+
+async def _serve(settings: Settings) -> int:
+    gateway = Gateway(settings)
+    signals = _Signals()
+    try:
+        await gateway.start()
+    except OSError as error:
+        _logger.error("can't listen: %s", error.strerror or error)
+        return 1
+    _logger.info(
+        "serving on http://%s:%d with policy %s; admin on http://%s:%d",
+        settings.host, gateway.port, settings.policy, settings.admin_host, gateway.admin_port,
+    )  # fmt: skip
+    if not settings.worker_urls and not settings.workers:
+        _logger.warning("no workers are configured: give --worker-urls, or add them on the admin port")
+    gc.collect()
+    gc.freeze()  # what lives until the end need not be looked at by every collection
+    await signals.first.wait()
+    _logger.info("stopping: streams may end within %g s; another signal ends at once", settings.drain_timeout)
+    in_time = await signals.unless_again(gateway.stop(settings.drain_timeout), hurry=gateway.server.stop)
+    _logger.info("stopped" if in_time else "stopped; some streams were cut")
+    return 0
+
+
+class _Signals:
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second for an immediate one."""
+
+    def __init__(self) -> None:
+        self.first = asyncio.Event()
+        self._hurry: Callable[[], None] | None = None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        if self.first.is_set() and self._hurry is not None:
+            self._hurry()
+        self.first.set()
+
+    async def unless_again(self, ending: Awaitable[bool], *, hurry: Callable[[], None]) -> bool:
+        """Awaits `ending`; another signal meanwhile calls `hurry`."""
+        self._hurry = hurry
+        return await ending

@@ -1,0 +1,67 @@
+"""Between the sockets of a worker's KV events and the decision core: messages in, requests for replay out.
+
+What a message means is decided by the core's feed; how it arrives, by `indexer.subscriber`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import zmq
+
+from indexer.feed import KvFeed, RequestReplay
+from indexer.subscriber import KvSubscriber
+from policies.types import Slot
+
+
+class Subscription:
+    """One publisher's stream, carried into the feed under the worker's slot."""
+
+    def __init__(
+        self,
+        feed: KvFeed,
+        slot: Slot,
+        *,
+        endpoint: str,
+        replay_endpoint: str | None,
+        topic: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        clock: Callable[[], float],
+    ) -> None:
+        self.slot = slot
+        self._feed = feed
+        self._clock = clock
+        self._subscriber = KvSubscriber(endpoint, replay_endpoint, self, context=context, topic=topic)
+
+    def start(self) -> None:
+        self._subscriber.start()
+
+    def stop(self) -> None:
+        self._subscriber.stop()
+
+    # What the subscriber calls
+
+    def on_message(self, sequence: int, payload: bytes) -> None:
+        self._obey(self._feed.receive(self.slot, sequence, payload, now=self._clock()))
+
+    def on_replay_message(self, sequence: int, payload: bytes) -> None:
+        self._obey(self._feed.receive_replay(self.slot, sequence, payload, now=self._clock()))
+
+    def on_replay_end(self) -> None:
+        self._obey(self._feed.replay_ended(self.slot, now=self._clock()))
+
+    def on_replay_failed(self, reason: str) -> None:
+        self._obey(self._feed.replay_failed(self.slot, reason, now=self._clock()))
+
+    def on_connected(self) -> None:
+        self._obey(self._feed.connected(self.slot, now=self._clock()))
+
+    def on_disconnected(self) -> None:
+        self._feed.disconnected(self.slot, now=self._clock())
+
+    def on_malformed(self, reason: str) -> None:
+        self._feed.malformed(self.slot, reason)
+
+    def _obey(self, commands: Iterable[RequestReplay]) -> None:
+        for command in commands:
+            self._subscriber.request_replay(command.from_sequence)

@@ -1,0 +1,89 @@
+"""The fleet as token sources see it. Asked for every request, so answers are kept until the fleet changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from indexer.blocks import HashSpace
+from policies.base import Needs
+from router.core.health import Health
+from router.core.routing import RoutingCore
+from router.fleet.fleet import Fleet
+from router.metrics import Metrics
+from router.tokens import TokenizeTarget
+
+MODELS_KEPT = 1000
+"""Models whose answers are kept; the names come from the fleet, or from clients where a worker takes any."""
+
+
+class FleetTokenHost:
+    """The TokenHost of the gateway."""
+
+    def __init__(self, core: RoutingCore, fleet: Fleet, metrics: Metrics) -> None:
+        self._core = core
+        self._fleet = fleet
+        self._metrics = metrics
+        self._spaces: dict[str, Sequence[HashSpace]] = {}
+        self._targets: dict[str, Sequence[TokenizeTarget]] = {}
+        self._has_events: dict[str, bool] = {}
+        fleet.on_change(self._forget)
+
+    def hash_spaces(self, model: str) -> Sequence[HashSpace]:
+        if (spaces := self._spaces.get(model)) is None:
+            spaces = _keep(self._spaces, model, self._core.hash_spaces(model))
+        return spaces
+
+    def tokenize_targets(self, model: str) -> Sequence[TokenizeTarget]:
+        """Healthy workers that offer tokenization and serve the model, in the order of the fleet."""
+        if (targets := self._targets.get(model)) is None:
+            targets = _keep(self._targets, model, self._find_targets(model))
+        return targets
+
+    def wants_exact_overlap(self, model: str) -> bool:
+        """Whether the policy reads overlap and some worker of the model publishes its KV events."""
+        if Needs.OVERLAP not in self._core.needs:
+            return False
+        if (has_events := self._has_events.get(model)) is None:
+            has_events = _keep(self._has_events, model, self._find_events(model))
+        return has_events
+
+    def fell_back(self, reason: str) -> None:
+        self._metrics.token_fallback(reason)
+
+    def _forget(self) -> None:
+        self._spaces.clear()
+        self._targets.clear()
+        self._has_events.clear()
+
+    def _find_targets(self, model: str) -> list[TokenizeTarget]:
+        targets = []
+        for member in self._fleet.members:
+            facts, view = member.watch.facts, self._core.worker(member.id)
+            if (
+                facts is None
+                or view is None
+                or not facts.offers_tokenize
+                or view.health is not Health.HEALTHY
+            ):
+                continue
+            if any(served.name == model for served in facts.models):
+                spec = member.watch.spec
+                targets.append(TokenizeTarget(spec.id, spec.url, facts.engine, member.watch.headers))
+        return targets
+
+    def _find_events(self, model: str) -> bool:
+        return any(
+            view.worker.publishes_events and any(served.name == model for served in view.worker.models)
+            for view in self._core.workers()
+        )
+
+
+T = TypeVar("T")
+
+
+def _keep(kept: dict[str, T], model: str, answer: T) -> T:
+    if len(kept) >= MODELS_KEPT:
+        kept.clear()
+    kept[model] = answer
+    return answer

@@ -1,0 +1,141 @@
+"""One worker under watch: what it is, whether it is alive, how loaded it says it is.
+
+Asks and remembers, nothing more: what a sighting means for routing, and when to look next, is up to `fleet`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import aiohttp
+
+from policies.types import Worker
+from router.discovery import WorkerSpec
+from router.engines import EngineGauges, ProbeFailed, WorkerFacts, parse_engine_gauges, probe
+from router.engines.describe import describe_worker, predicted_because
+from router.engines.http import CallFailed, WorkerHttp
+from router.engines.metrics_text import find_samples
+from router.fleet.limits import HEALTH_BYTES, METRICS_BYTES
+
+
+class Sighting(StrEnum):
+    """What one look at a worker showed."""
+
+    IDENTIFIED = "identified"
+    """It told what it is: for the first time, after an absence, or something new."""
+    RESTARTED = "restarted"
+    """It told what it is, and is another process than before: its cache is empty."""
+    ALIVE = "alive"
+    FAILED = "failed"
+
+
+class WorkerWatch:
+    """The worker of one `spec`. `headers` go with every call; `facts` are None until it has answered once."""
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        session: aiohttp.ClientSession,
+        *,
+        headers: Mapping[str, str],
+        timeout_seconds: float,
+        health_seconds: float,
+    ) -> None:
+        """`health_seconds`: how often /health is asked besides the metrics."""
+        self.spec = spec
+        self.headers = headers
+        self.facts: WorkerFacts | None = None
+        self.gauges = EngineGauges()
+        self.metrics_text = b""
+        self.error = "not probed yet"
+        """Why it can't be served now, in words; "" when it can."""
+        self._session = session
+        self._timeout_seconds = timeout_seconds
+        self._http = WorkerHttp(session, spec.url, headers, timeout_seconds=timeout_seconds)
+        self._health_seconds = health_seconds
+        self._health_due_at = 0.0
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker as routing knows it; None until it has answered once."""
+        return None if self.facts is None else worker_of(self.spec, self.facts)
+
+    @property
+    def has_metrics(self) -> bool:
+        return self.facts is not None and self.facts.engine != "generic"
+
+    def doubt(self) -> None:
+        """Identify it anew at the next look: it may be another process by now, or serve other models."""
+        self._health_due_at = 0.0
+        self.error = self.error or "its connections failed"
+
+    def describe(self) -> str:
+        """One line: what it is and how far its index can be believed."""
+        assert self.facts is not None
+        return describe_worker(self.spec.id, self.facts, self.spec.kv_events)
+
+    async def look(self, now: float) -> Sighting:
+        """Ask the worker; never raises for what it does."""
+        try:
+            if self.facts is None or self.error:
+                return await self.identify(now)
+            return await self._check(now)
+        except (ProbeFailed, CallFailed) as error:
+            self.error = str(error)
+            self.gauges = EngineGauges()
+            return Sighting.FAILED
+
+    async def identify(self, now: float) -> Sighting:
+        """Ask what it is. Raises ProbeFailed."""
+        known = self.facts
+        self.facts = await probe(
+            self._session, self.spec.url, self.headers, timeout_seconds=self._timeout_seconds
+        )
+        self.error = ""
+        self._health_due_at = now + self._health_seconds
+        return (
+            Sighting.RESTARTED if known is not None and _is_newer(self.facts, known) else Sighting.IDENTIFIED
+        )
+
+    async def _check(self, now: float) -> Sighting:
+        if now >= self._health_due_at:
+            self._health_due_at = now + self._health_seconds
+            await self._ask("/health", HEALTH_BYTES)
+        if self.has_metrics:
+            self.metrics_text = await self._ask("/metrics", METRICS_BYTES)
+            self.gauges = parse_engine_gauges(self.metrics_text)
+            if self._is_another_process():
+                return await self.identify(now)
+        return Sighting.ALIVE
+
+    async def _ask(self, path: str, max_bytes: int) -> bytes:
+        answer = await self._http.get(path, max_bytes)
+        if answer.status >= 500:
+            raise ProbeFailed(f"{path} answered {answer.status}")
+        return answer.body if answer.is_success else b""
+
+    def _is_another_process(self) -> bool:
+        assert self.facts is not None
+        started = [value for _, value in find_samples(self.metrics_text, b"process_start_time_seconds")]
+        return bool(started) and self.facts.start_time not in (None, started[0])
+
+
+def _is_newer(facts: WorkerFacts, known: WorkerFacts) -> bool:
+    return known.start_time is not None and facts.start_time not in (None, known.start_time)
+
+
+def worker_of(spec: WorkerSpec, facts: WorkerFacts) -> Worker:
+    """What was configured and what was found out, as one value."""
+    return Worker(
+        id=spec.id,
+        url=spec.url,
+        models=facts.models,
+        engine=facts.engine,
+        version=facts.version,
+        role=spec.role,
+        block_tokens=facts.block_tokens,
+        num_blocks=facts.num_blocks,
+        publishes_events=predicted_because(facts, spec.kv_events) is None,
+        replays_events=spec.kv_replay is not None,
+    )
