@@ -71,6 +71,8 @@ class RoutingRequest:
     """Exact, or an estimate when the prompt was not tokenised; 0 when unknown."""
     session: str | None = None
     stream: bool = False
+    client_request_id: str = ""
+    """What the client calls it (`x-request-id`). May repeat: only for finding its decisions."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,4 +137,5 @@ class Decision:
     """Trust level of the chosen worker's overlap when the decision was made."""
     candidates: Candidates
     choice: Choice
+    client_request_id: str = ""
     details: Mapping[str, object] = field(default_factory=dict)

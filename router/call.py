@@ -74,6 +74,7 @@ class Call:
             num_prompt_tokens=self.prompt.num_tokens if self.prompt is not None else 0,
             session=self.session,
             stream=self.stream,
+            client_request_id=self.request_id.decode("latin-1"),
         )
 
     def new_relay(self) -> Relay:

@@ -15,7 +15,7 @@ class Fleet(Protocol):
     """The workers as the shell sees them."""
 
     async def add_worker(self, url: str, **options: str) -> WorkerId:
-        """`options` are further fields of WorkerConfig. Raises ValueError that says what can't be added."""
+        """Its id. `options` are further fields of WorkerConfig. Raises ValueError: what can't be added."""
         ...
 
     async def remove_worker(self, worker_id: str) -> None:
@@ -23,7 +23,7 @@ class Fleet(Protocol):
         ...
 
     def views(self) -> Sequence[dict[str, Any]]:
-        """A row for each worker: at least `id` and `url`; JSON values."""
+        """A row for each worker: at least `id`, `url`, and `state`, "pending" until it has answered."""
         ...
 
     async def engine_metrics(self) -> str:

@@ -126,6 +126,7 @@ class Planner:
             trust=self._beliefs.trust(slot).level.value,
             candidates=candidates,
             choice=choice,
+            client_request_id=request.client_request_id,
         )
         return Plan(
             decision=decision,

@@ -1,6 +1,7 @@
 """The admin port: each call, who may make it, and that every error is JSON in one shape."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,31 +11,37 @@ from policies import POLICIES
 from router.admin import build_admin_app
 from router.admin.explain import explain
 from router.config import Settings
+from router.core.outcome import Outcome
 from router.errors import BadRequest
 from router.metrics import Metrics
 from tests.support.core import core_with, prompt, request, worker
 
 
 class FakeFleet:
-    """Workers of a core, added and removed at once."""
+    """Workers of a core, added and removed at once; those whose URL holds "slow" have not answered yet."""
 
     def __init__(self, core):
         self.core = core
         self.options = {}
+        self.pending = {}
 
     async def add_worker(self, url, **options):
         if "bad" in url:
             raise ValueError("the URL is bad")
         self.options = options
         worker_id = options.get("name", url.removeprefix("http://"))
-        self._reconcile([*self._workers(), worker(worker_id, url=url)])
-        return self.core.worker(worker_id)
+        if "slow" in url:
+            self.pending[worker_id] = url
+        else:
+            self._reconcile([*self._workers(), worker(worker_id, url=url)])
+        return worker_id
 
     async def remove_worker(self, worker_id):
         self._reconcile([each for each in self._workers() if each.id != worker_id])
 
     def views(self):
-        return [{"id": view.worker.id, "url": view.worker.url} for view in self.core.workers()]
+        pending = [row(worker_id, url, "pending") for worker_id, url in self.pending.items()]
+        return [row(each.id, each.url) for each in self._workers()] + pending
 
     async def engine_metrics(self):
         return 'vllm:num_requests_running{worker="a"} 1\n'
@@ -44,6 +51,10 @@ class FakeFleet:
 
     def _reconcile(self, workers):
         self.core.reconcile(workers, now=0.0)
+
+
+def row(worker_id, url, state="healthy"):
+    return {"id": worker_id, "url": url, "state": state}
 
 
 @pytest.fixture
@@ -125,17 +136,22 @@ async def test_engine_metrics_are_the_workers_own(client):
 
 async def test_workers_are_listed_and_shown(client):
     listed = await ok(await client.get("/workers"))
-    assert listed == {"workers": [{"id": "a", "url": "http://a:8000"}, {"id": "b", "url": "http://b:8000"}]}
-    assert await ok(await client.get("/workers/b")) == {"worker": {"id": "b", "url": "http://b:8000"}}
+    assert listed == {"workers": [row("a", "http://a:8000"), row("b", "http://b:8000")]}
+    assert await ok(await client.get("/workers/b")) == {"worker": row("b", "http://b:8000")}
     assert await ok(await client.get("/list_workers")) == {"urls": ["http://a:8000", "http://b:8000"]}
 
 
 async def test_a_worker_is_added_with_values_of_its_own(client, core, fleet):
     body = {"url": "http://c:8000", "name": "c", "kv_events": "tcp://c:5557", "role": "decode"}
     added = await ok(await client.post("/workers", json=body), status=201)
-    assert added == {"worker": {"id": "c", "url": "http://c:8000"}}
+    assert added == {"worker": row("c", "http://c:8000")}
     assert fleet.options == {"name": "c", "kv_events": "tcp://c:5557", "role": "decode"}
     assert core.slot_of("c") is not None
+
+
+async def test_a_worker_that_does_not_answer_yet_is_accepted(client):
+    added = await ok(await client.post("/workers", json={"url": "http://slow"}), status=202)
+    assert added == {"worker": row("slow", "http://slow", "pending")}
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
@@ -187,12 +203,12 @@ async def test_workers_that_are_not_known(client):
 async def test_a_decision_is_explained_by_its_request(client, core):
     core.route(request("first"), prompt(), now=1.0)
     core.route(request("second"), prompt(), now=2.0)
-    explained = (await ok(await client.get("/explain", params={"request_id": "second"})))["decision"]
+    (explained,) = (await ok(await client.get("/explain", params={"request_id": "second"})))["decisions"]
     assert explained["request_id"] == "second"
     assert explained["policy"] == "kv"
     assert explained["trust"] == "predicted"
-    assert [row["worker"] for row in explained["candidates"]] == ["a", "b"]
-    chosen, other = sorted(explained["candidates"], key=lambda row: not row["chosen"])
+    assert [each["worker"] for each in explained["candidates"]] == ["a", "b"]
+    chosen, other = sorted(explained["candidates"], key=lambda each: not each["chosen"])
     assert chosen["worker"] == explained["worker"]
     assert chosen["device_overlap"] == 4
     assert chosen["cost"] <= other["cost"]
@@ -201,6 +217,22 @@ async def test_a_decision_is_explained_by_its_request(client, core):
         f"its cost is {chosen['cost']:.1f}, the best other is {other['worker']} with {other['cost']:.1f}; "
         "48 of 64 prompt tokens were expected in its cache (predicted)."
     )
+
+
+async def test_decisions_are_found_by_the_name_that_the_client_gave(client, core):
+    for number, name in enumerate(["mine", "other", "mine"]):
+        core.route(replace(request(f"r{number}"), client_request_id=name), prompt(), now=1.0)
+    found = (await ok(await client.get("/explain", params={"request_id": "mine"})))["decisions"]
+    assert [each["request_id"] for each in found] == ["r2", "r0"]
+    assert {each["client_request_id"] for each in found} == {"mine"}
+
+
+async def test_every_attempt_of_a_request_is_found(client, core):
+    core.route(request("r"), prompt(), now=1.0)
+    core.finish("r", Outcome.WORKER_FAILED, now=1.1)
+    core.route(request("r"), prompt(), now=1.2, exclude={"a"}, attempt=1)
+    found = (await ok(await client.get("/explain", params={"request_id": "r"})))["decisions"]
+    assert [each["attempt"] for each in found] == [1, 0]
 
 
 async def test_the_last_decisions_come_newest_first(client, core):
