@@ -1,5 +1,8 @@
 """Usage in the protocols' own spellings."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from router.wire.usage import Usage, usage_of
@@ -60,3 +63,14 @@ def test_is_read(data, usage):
 )
 def test_is_none_where_it_cannot_be_read(data):
     assert usage_of(data) is None
+
+
+@pytest.mark.parametrize(("version", "cached"), [("0.32.0", 0), ("0.23.0", None)])
+def test_recorded_answers(version, cached):
+    folder = Path(__file__).parents[3] / "fixtures" / "http" / f"vllm-{version}"
+    body = (folder / "completion.raw").read_bytes().partition(b"\r\n\r\n")[2]
+    assert usage_of(body) == Usage(13, cached, 4)
+    events = re.findall(rb"^data: (.*)$", (folder / "stream_chat.raw").read_bytes(), re.MULTILINE)
+    found = [usage for event in events if (usage := usage_of(event.rstrip())) is not None]
+    assert len(found) == 1
+    assert found[0].completion_tokens == 8
