@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from indexer.blocks import BlockHash, HashSpace, Unit
-from policies.base import Needs
-from policies.types import Candidates, Slot, WorkerId
+from policies.base import Needs, Policy
+from policies.types import Candidates, RoutingRequest, Slot, WorkerId
 from router.core.loads import ActiveSequences
 from router.core.overlap import Beliefs, Overlap
 from router.core.pools import Pool
@@ -37,24 +37,33 @@ class Demand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What one decision is made from. `token_ratio` is 1 unless the prompt is measured in bytes;
-    `byte_ratio` converts the blocks of byte prompts that are active already."""
+    """What one decision is made from.
 
+    `num_tokens`: the prompt's length, corrected by `token_ratio`, which is 1 unless it is measured in bytes.
+    `byte_ratio` converts the blocks of byte prompts that are active already.
+    """
+
+    request: RoutingRequest
+    prompt: Prompt | None
+    policy: Policy
     pool: Pool
-    needs: Needs
-    unit: Unit
+    now: float
     num_tokens: int
     token_ratio: float
     byte_ratio: float
     demands: Mapping[HashSpace, Demand]
     overlap: Overlap
 
+    @property
+    def unit(self) -> Unit:
+        return self.prompt.unit if self.prompt else Unit.TOKENS
+
 
 def build_candidates(
     inputs: Inputs, loads: ActiveSequences, beliefs: Beliefs, served_last: Callable[[], WorkerId | None]
 ) -> Candidates:
     """Only the columns that the policy needs; zeros elsewhere."""
-    pool, needs = inputs.pool, inputs.needs
+    pool, needs = inputs.pool, inputs.policy.needs
     slots = pool.slots
     zeros = [0] * len(slots)
     sees_overlap, sees_loads = Needs.OVERLAP in needs, Needs.LOADS in needs
@@ -91,12 +100,12 @@ def _active_prefill(pool: Pool, loads: ActiveSequences) -> list[float]:
 
 def _potential_decode(inputs: Inputs, loads: ActiveSequences) -> list[float]:
     """Active blocks of each worker once this prompt has joined them."""
-    pool = inputs.pool
+    pool, unit = inputs.pool, inputs.unit
     demands = [inputs.demands[space] for space in pool.row_spaces]
     return [
         (
             loads.num_blocks(slot, inputs.byte_ratio)
-            + loads.num_additional_blocks(slot, inputs.unit, demand.chain, demand.num_unshared_blocks)
+            + loads.num_additional_blocks(slot, unit, demand.chain, demand.num_unshared_blocks)
             * inputs.token_ratio
         )
         * scale

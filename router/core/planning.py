@@ -21,32 +21,30 @@ from router.core.usage import Expectation, TokenRatio, expected_cached_tokens
 from router.core.workers import WorkerEntry, WorkerTable
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """A decision that was not carried out yet."""
+    """A decision that was not carried out yet. `prefill_tokens`: what the worker has to compute for it."""
 
     decision: Decision
     entry: WorkerEntry
-    prompt: Prompt | None
-    overlap: Overlap
-    unit: Unit
-    demand: Demand
+    inputs: Inputs
     prefill_tokens: int
     expectation: Expectation
 
-    def booking(self, request: RoutingRequest, *, queued: int, now: float) -> Booking:
+    def booking(self, *, queued: int) -> Booking:
         """`queued`: prefill tokens that the worker has before this request."""
+        demand = self.inputs.demands[self.entry.space]
         return Booking(
-            request_id=request.id,
+            request_id=self.decision.request_id,
             attempt=self.decision.attempt,
             slot=self.entry.slot,
-            unit=self.unit,
-            chain=self.demand.chain,
-            num_unshared_blocks=self.demand.num_unshared_blocks,
+            unit=self.inputs.unit,
+            chain=demand.chain,
+            num_unshared_blocks=demand.num_unshared_blocks,
             prefill_tokens=self.prefill_tokens,
             queued_prefill_tokens=queued + self.prefill_tokens,
-            booked_at=now,
-            is_streamed=request.stream,
+            booked_at=self.decision.now,
+            is_streamed=self.inputs.request.stream,
             expectation=self.expectation,
         )
 
@@ -74,82 +72,65 @@ class Planner:
     ) -> Plan:
         """Raises NoWorkers."""
         pool = self._workers.pool(request.model, exclude)
-        inputs = self._inputs(request, prompt, pool, policy, now)
+        inputs = self._inputs(request, prompt, policy, pool, now)
         candidates = build_candidates(
             inputs, self._loads, self._beliefs, lambda: self._find_served_last(prompt, pool)
         )
         choice = policy.choose(request, candidates, rng)
-        return self._conclude(request, prompt, inputs, candidates, choice, policy, now, attempt)
+        return self._conclude(inputs, candidates, choice, attempt)
 
     def _inputs(
-        self, request: RoutingRequest, prompt: Prompt | None, pool: Pool, policy: Policy, now: float
+        self, request: RoutingRequest, prompt: Prompt | None, policy: Policy, pool: Pool, now: float
     ) -> Inputs:
         byte_ratio = self.token_ratio(pool.workers[0])
         token_ratio = byte_ratio if prompt and prompt.unit is Unit.BYTES else 1.0
-        num_tokens = round(prompt.num_tokens * token_ratio) if prompt else request.num_prompt_tokens
-        looks_up = prompt is not None and Needs.OVERLAP in policy.needs
+        looks_up = Needs.OVERLAP in policy.needs
         return Inputs(
+            request=request,
+            prompt=prompt,
+            policy=policy,
             pool=pool,
-            needs=policy.needs,
-            unit=prompt.unit if prompt else Unit.TOKENS,
-            num_tokens=num_tokens,
+            now=now,
+            num_tokens=round(prompt.num_tokens * token_ratio) if prompt else request.num_prompt_tokens,
             token_ratio=token_ratio,
             byte_ratio=byte_ratio,
             demands={space: Demand.of(prompt, space, policy.assumes_kv_reuse) for space in pool.spaces},
             overlap=self._beliefs.match(prompt, pool, now=now) if prompt and looks_up else Overlap(),
         )
 
-    def _conclude(
-        self,
-        request: RoutingRequest,
-        prompt: Prompt | None,
-        inputs: Inputs,
-        candidates: Candidates,
-        choice: Choice,
-        policy: Policy,
-        now: float,
-        attempt: int,
-    ) -> Plan:
-        worker, slot = inputs.pool.workers[choice.row], inputs.pool.slots[choice.row]
-        entry = self._workers.of_slot(slot)
-        expectation = self._expectation(prompt, inputs, entry)
+    def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
+        entry = self._workers.of_slot(inputs.pool.slots[choice.row])
+        expectation = self._expectation(inputs, entry)
         decision = Decision(
-            request_id=request.id,
+            request_id=inputs.request.id,
             attempt=attempt,
-            worker=worker,
-            slot=slot,
-            policy=policy.name,
+            worker=entry.worker,
+            slot=entry.slot,
+            policy=inputs.policy.name,
             reason=choice.reason,
-            now=now,
+            now=inputs.now,
             num_prompt_tokens=inputs.num_tokens,
             expected_cached_tokens=expectation.cached_tokens,
-            trust=self._beliefs.trust(slot).level.value,
+            trust=self._beliefs.trust(entry.slot).level.value,
             candidates=candidates,
             choice=choice,
-            client_request_id=request.client_request_id,
+            client_request_id=inputs.request.client_request_id,
         )
-        return Plan(
-            decision=decision,
-            entry=entry,
-            prompt=prompt,
-            overlap=inputs.overlap,
-            unit=inputs.unit,
-            demand=inputs.demands[entry.space],
-            prefill_tokens=self._uncached_tokens(inputs, entry, policy),
-            expectation=expectation,
-        )
+        prefill_tokens = self._uncached_tokens(inputs, entry)
+        return Plan(decision, entry, inputs, prefill_tokens, expectation)
 
-    def _uncached_tokens(self, inputs: Inputs, entry: WorkerEntry, policy: Policy) -> int:
+    def _uncached_tokens(self, inputs: Inputs, entry: WorkerEntry) -> int:
         """Prompt tokens that the worker must compute: all but the cached ones, the slower tiers by weight."""
         overlap, slot = inputs.overlap, entry.slot
-        host, disk = policy.tier_weights
+        host, disk = inputs.policy.tier_weights
         blocks = (
             overlap.device.get(slot, 0) + host * overlap.host.get(slot, 0) + disk * overlap.disk.get(slot, 0)
         )
         cached = round(blocks * entry.space.block_tokens * inputs.token_ratio)
         return max(0, inputs.num_tokens - cached)
 
-    def _expectation(self, prompt: Prompt | None, inputs: Inputs, entry: WorkerEntry) -> Expectation:
+    def _expectation(self, inputs: Inputs, entry: WorkerEntry) -> Expectation:
+        prompt = inputs.prompt
         if prompt is None:
             return Expectation()
         block_tokens = entry.space.block_tokens
@@ -157,7 +138,7 @@ class Planner:
         return Expectation(
             chain=prompt.chains.get(entry.space, ()),
             num_tokens=prompt.num_tokens,
-            is_exact=prompt.exact and prompt.unit is Unit.TOKENS and Needs.OVERLAP in inputs.needs,
+            is_exact=prompt.exact and prompt.unit is Unit.TOKENS and Needs.OVERLAP in inputs.policy.needs,
             cached_tokens=round(cached * inputs.token_ratio),
             exact_blocks=inputs.overlap.exact.get(entry.slot, 0),
             num_losses=self._beliefs.num_losses(entry.slot),

@@ -150,7 +150,7 @@ class RoutingCore:
         plan = self._planner.plan(
             request, prompt, policy=self.policy, rng=self._rng, now=now, exclude=exclude, attempt=attempt
         )
-        self._carry_out(plan, request, now)
+        self._carry_out(plan)
         return plan.decision
 
     def preview(self, request: RoutingRequest, prompt: Prompt | None, *, now: float) -> Decision:
@@ -159,19 +159,20 @@ class RoutingCore:
         rng.setstate(self._rng.getstate())
         return self._planner.plan(request, prompt, policy=self.policy, rng=rng, now=now).decision
 
-    def _carry_out(self, plan: Plan, request: RoutingRequest, now: float) -> None:
-        entry = plan.entry
-        booking = plan.booking(request, queued=self._loads.prefill_tokens(entry.slot), now=now)
+    def _carry_out(self, plan: Plan) -> None:
+        entry, decision = plan.entry, plan.decision
+        booking = plan.booking(queued=self._loads.prefill_tokens(entry.slot))
         # Alone means: nothing of another request can have touched the worker's cache in between.
         entry.sole = None if self._loads.num_requests(entry.slot) else booking
         self._loads.book(booking)
-        if not request.stream and booking.prefill_tokens:
-            self._releases.schedule(booking, now + entry.speed.seconds_for(booking.queued_prefill_tokens))
-        if plan.prompt:
-            self._beliefs.believe(entry.slot, plan.prompt, entry.space, plan.overlap, now=now)
-            self._planner.served_last.note(plan.prompt.chains.get(entry.space, ()), entry.worker.id)
+        if booking.prefill_tokens and not booking.is_streamed:
+            seconds = entry.speed.seconds_for(booking.queued_prefill_tokens)
+            self._releases.schedule(booking, decision.now + seconds)
+        if prompt := plan.inputs.prompt:
+            self._beliefs.believe(entry.slot, prompt, entry.space, plan.inputs.overlap, now=decision.now)
+            self._planner.served_last.note(prompt.chains.get(entry.space, ()), entry.worker.id)
         self.policy.placed(entry.worker)
-        self._decisions.add(plan.decision)
+        self._decisions.add(decision)
 
     def first_token(self, request_id: str, *, now: float, attempt: int | None = None) -> None:
         """The answer has begun (not streamed: its head came), so the prompt is computed. Again: no effect."""
