@@ -51,7 +51,6 @@ class Gateway:
             bridge_ttl=settings.bridge_ttl,
             seed=settings.seed,
         )
-        self.metrics.watch(self.core)
         self._limits = limits or RelayLimits.from_settings(settings)
         self._resources = contextlib.AsyncExitStack()
         self._ticker: asyncio.TimerHandle | None = None
@@ -85,6 +84,7 @@ class Gateway:
             core=self.core, settings=settings, session=session, context=context, clock=self._clock
         )
         self._resources.push_async_callback(self.fleet.stop)
+        self.metrics.watch(self.core, lambda: (member.id for member in self.fleet.members))
         token_host = FleetTokenHost(self.core, self.fleet, self.metrics)
         self._tokens = TOKEN_SOURCES[settings.tokens](token_host, session)
         self.proxy = Proxy(

@@ -7,12 +7,13 @@ flight is not kept from these two calls: it is read from the core's bookings, wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from policies.types import WorkerId
 from router.core.routing import RoutingCore
 from router.metrics import table
 from router.metrics.export import family_of, text_slices
@@ -57,6 +58,7 @@ class Metrics(Collector):
             self._decision,
         )
         self._core: RoutingCore | None = None
+        self._member_ids: Callable[[], Iterable[WorkerId]] = tuple
         self._model_labels: set[str] = set()
         self.registry.register(self)
 
@@ -110,9 +112,12 @@ class Metrics(Collector):
     def stream_error_event(self, worker_id: str, placed: bool) -> None:
         self._stream_errors.add((worker_id, "true" if placed else "false"))
 
-    def watch(self, core: RoutingCore) -> None:
-        """Export what the core knows of each worker, and count nothing under names that it doesn't know."""
+    def watch(self, core: RoutingCore, member_ids: Callable[[], Iterable[WorkerId]] = tuple) -> None:
+        """Export what the core knows of each worker, and count nothing under names that it doesn't know.
+        `member_ids` are those of the whole fleet; one that the core has not met yet is not up.
+        """
         self._core = core
+        self._member_ids = member_ids
 
     async def exposition(self) -> bytes:
         """What `/metrics` shows, rendered in slices between which the event loop goes on."""
@@ -130,8 +135,9 @@ class Metrics(Collector):
     def _readings(self) -> Iterator[Reading]:
         if self._core is not None:
             views = self._core.workers()
+            absent = set(self._member_ids()).difference(view.worker.id for view in views)
             self._forget_all_but(view.worker.id for view in views)
-            yield from worker_readings(self._core, views)
+            yield from worker_readings(self._core, views, sorted(absent))
         for series in self._counted:
             yield series.read()
 

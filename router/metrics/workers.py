@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from indexer.feed import FeedStats
 from indexer.trust import TrustLevel
+from policies.types import WorkerId
 from router.core.health import Health
 from router.core.routing import RoutingCore
 from router.core.workers import WorkerView
@@ -13,7 +14,6 @@ from router.metrics import table
 from router.metrics.series import Labels, Reading
 
 _PER_WORKER: dict[table.Metric, Callable[[WorkerView], float]] = {
-    table.WORKER_UP: lambda view: view.health is Health.HEALTHY and not view.draining,
     table.INDEX_BLOCKS: lambda view: view.num_index_blocks,
     table.PREDICTED_BLOCKS: lambda view: view.num_predicted_blocks,
     table.ACTIVE_PREFILL_TOKENS: lambda view: view.active_prefill_tokens,
@@ -30,10 +30,15 @@ _PER_PUBLISHER: dict[table.Metric, Callable[[FeedStats], float]] = {
 }
 
 
-def worker_readings(core: RoutingCore, views: Sequence[WorkerView]) -> Iterator[Reading]:
-    """The metrics of `table.READ`; those of KV events hold only workers that publish them."""
+def worker_readings(
+    core: RoutingCore, views: Sequence[WorkerView], absent: Sequence[WorkerId]
+) -> Iterator[Reading]:
+    """The metrics of `table.READ`; those of KV events hold only workers that publish them. Workers that are
+    `absent` from the core are not up, and nothing else is known of them."""
     policy = core.policy.name
     yield table.IN_FLIGHT, [((view.worker.id, policy), float(view.num_active_requests)) for view in views]
+    up = [((view.worker.id,), float(_is_up(view))) for view in views]
+    yield table.WORKER_UP, up + [((worker_id,), 0.0) for worker_id in absent]
     for metric, value_of in _PER_WORKER.items():
         yield metric, [((view.worker.id,), float(value_of(view))) for view in views]
     yield table.WORKER_TRUST, list(_trust(views))
@@ -42,6 +47,10 @@ def worker_readings(core: RoutingCore, views: Sequence[WorkerView]) -> Iterator[
     for metric, count_of in _PER_PUBLISHER.items():
         yield metric, [((worker_id,), float(count_of(each))) for worker_id, each in stats.items()]
     yield table.KV_EVENTS_IGNORED, list(_ignored(stats))
+
+
+def _is_up(view: WorkerView) -> bool:
+    return view.health is Health.HEALTHY and not view.draining
 
 
 def _trust(views: Sequence[WorkerView]) -> Iterator[tuple[Labels, float]]:

@@ -165,6 +165,13 @@ def test_a_draining_worker_is_not_up(metrics, core):
     assert value(metrics, "kvgate_worker_up", worker="b") == 1
 
 
+def test_a_member_of_the_fleet_that_has_not_answered_yet_is_not_up(metrics, core):
+    metrics.watch(core, lambda: ["a", "b", "c"])
+    up = {each: value(metrics, "kvgate_worker_up", worker=each) for each in "abc"}
+    assert up == {"a": 1, "b": 1, "c": 0}
+    assert in_flight(metrics, "c") is None
+
+
 def test_exactly_one_trust_level_of_a_worker_is_1(metrics, core):
     metrics.watch(core)
     levels = {
