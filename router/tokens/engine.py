@@ -7,6 +7,7 @@ an engine cannot be asked for, or does not answer in time, becomes a prompt of b
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -45,11 +46,13 @@ from router.wire.openai import ParsedBody, Slices
 _ASKABLE = (Protocol.CHAT, Protocol.COMPLETIONS, Protocol.GENERATE)
 """Protocols whose prompts engines tokenize on request; the prompts of others are bytes by design."""
 
-_MEDIA_PARTS = (
-    b'"image_url"', b'"image_pil"', b'"image_embeds"', b'"input_image"', b'"image"', b'"input_audio"',
-    b'"audio_url"', b'"audio_embeds"', b'"video_url"', b'"video"', b'"file"',
-)  # fmt: skip
-"""Types of content parts that the engine expands into tokens which its /tokenize does not know."""
+_MEDIA_PART = re.compile(
+    rb'"(?:image(?:_url|_pil|_embeds)?|input_(?:image|audio)|audio_(?:url|embeds)|video(?:_url)?|file)"'
+)
+"""Types of content parts that the engine expands into tokens which its /tokenize does not know. Within a text
+such a word would have its quotes escaped."""
+
+_MEDIA_FIELDS = ("image_data", "audio_data", "video_data")
 
 
 class NoTokens(Exception):
@@ -118,8 +121,7 @@ class EngineTokens:
 
 
 def _refuse_media(prompt: Slices) -> None:
-    messages = bytes(prompt.get("messages", b""))
-    if any(part in messages for part in _MEDIA_PARTS):
+    if any(name in prompt for name in _MEDIA_FIELDS) or _MEDIA_PART.search(prompt.get("messages", b"")):
         raise NoTokens("media")
 
 

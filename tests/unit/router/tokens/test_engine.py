@@ -210,6 +210,14 @@ async def test_media_are_not_asked_for(part, worker, host, source):
     assert (host.fallbacks, worker.requests) == ({"media": 1}, [])
 
 
+async def test_media_of_sglangs_own_api_are_not_asked_for(worker, host, source):
+    host.targets = (target(worker, engine="sglang"),)
+    prompt = await prompt_of(
+        source, b'{"text": "<image> what is it?", "image_data": "u"}', lookup("/generate")
+    )
+    assert (prompt.unit, host.fallbacks) == (Unit.BYTES, {"media": 1})
+
+
 async def test_a_text_that_speaks_of_media_is_asked_for(worker, source):
     body = msgspec.json.encode({"messages": [{"role": "user", "content": 'what is {"type":"image_url"}?'}]})
     assert (await prompt_of(source, body, CHAT)).unit is Unit.TOKENS
