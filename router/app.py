@@ -7,6 +7,7 @@ import contextlib
 import gc
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import aiohttp
@@ -76,7 +77,7 @@ class Gateway:
 
     async def _start(self) -> None:
         settings = self.settings
-        self._clock = asyncio.get_running_loop().time
+        self._clock = time.monotonic  # noqa: TID251 - the one clock; the loop's own counts whole milliseconds
         session = await self._resources.enter_async_context(_worker_session())
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._resources.callback(context.destroy, linger=0)

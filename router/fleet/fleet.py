@@ -142,10 +142,10 @@ class Fleet:
                 pass
 
     async def _look(self, member: Member) -> None:
-        was_fine, was_known = not member.watch.error, member.watch.facts is not None
+        former_error = member.watch.error
         sighting = await member.watch.look(self._clock())
         if sighting is Sighting.FAILED:
-            self._note_failure(member, first=was_fine or not was_known)
+            self._note_failure(member, is_news=member.watch.error != former_error)
         elif sighting is Sighting.ALIVE:
             self.core.observe_health(member.id, HealthSign.PROBE_OK, now=self._clock())
         else:
@@ -158,11 +158,9 @@ class Fleet:
             return min(self._settings.load_monitor_interval, self._settings.health_check_interval_secs)
         return self._settings.health_check_interval_secs
 
-    def _note_failure(self, member: Member, *, first: bool) -> None:
-        if member.watch.facts is None:
-            level, what = (logging.WARNING if first else logging.DEBUG), "does not answer yet"
-        else:
-            level, what = (logging.WARNING if first else logging.DEBUG), "is not served any more"
+    def _note_failure(self, member: Member, *, is_news: bool) -> None:
+        what = "does not answer yet" if member.watch.facts is None else "is not served any more"
+        level = logging.WARNING if is_news else logging.DEBUG
         _logger.log(
             level, "worker %s: %s (%s); tried again in the background", member.id, what, member.watch.error
         )
@@ -289,6 +287,6 @@ class Fleet:
     async def engine_metrics(self) -> str:
         """The workers' own metrics as last read, as one Prometheus text with a `worker` label."""
         texts = {member.id: member.watch.metrics_text for member in self.members}
-        return merge_metrics(
+        return await merge_metrics(
             {worker_id: text.decode("utf-8", "replace") for worker_id, text in texts.items()}
         )
