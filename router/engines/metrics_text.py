@@ -5,9 +5,10 @@ Parsing such a text whole takes milliseconds, which is too much for each worker 
 
 from __future__ import annotations
 
+import asyncio
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 Labels = Mapping[str, str]
@@ -63,7 +64,11 @@ _COMMENT_LINE = re.compile(
 _OWN_WORKER_LABEL = re.compile(r'(^|,)worker="')
 
 
-def merge_metrics(texts: Mapping[str, str]) -> str:
+LINES_PER_TURN = 500
+"""Lines merged before other tasks get a turn: about 1 ms. The texts of a fleet have tens of thousands."""
+
+
+async def merge_metrics(texts: Mapping[str, str]) -> str:
     """One text of those by worker id: every sample gets the label `worker`, every family one HELP and TYPE.
 
     A label `worker` that an engine has set itself becomes `exported_worker`. Lines that are no samples are
@@ -71,23 +76,31 @@ def merge_metrics(texts: Mapping[str, str]) -> str:
     """
     families: dict[str, _Family] = {}
     for worker_id, text in texts.items():
-        _add_text(families, _escaped(worker_id), text)
-    lines = (line for family in families.values() for line in (*family.comments.values(), *family.samples))
-    return "".join(f"{line}\n" for line in lines)
+        label = f'worker="{_escaped(worker_id)}"'
+        lines = text.splitlines()
+        current = ""
+        for start in range(0, len(lines), LINES_PER_TURN):
+            current = _add_lines(families, label, lines[start : start + LINES_PER_TURN], current)
+            await asyncio.sleep(0)
+    merged = (line for family in families.values() for line in (*family.comments.values(), *family.samples))
+    return "".join(f"{line}\n" for line in merged)
 
 
-def _add_text(families: dict[str, _Family], worker: str, text: str) -> None:
-    current = ""
-    for line in text.splitlines():
-        if (match := _COMMENT_LINE.fullmatch(line)) is not None:
-            word, current = match.groups()
-            families.setdefault(current, _Family()).comments.setdefault(word, line)
+def _add_lines(families: dict[str, _Family], label: str, lines: Iterable[str], current: str) -> str:
+    """Sort lines into their families; `current` is the one that the last comment named, and is returned."""
+    for line in lines:
+        if line.startswith("#"):
+            if (match := _COMMENT_LINE.fullmatch(line)) is not None:
+                word, current = match.groups()
+                families.setdefault(current, _Family()).comments.setdefault(word, line)
         elif (match := _SAMPLE_LINE.fullmatch(line)) is not None:
             name, labels, value = match.groups()
-            own = _OWN_WORKER_LABEL.sub(r'\1exported_worker="', labels or "")
             family = current if current and name.startswith(current) else name
-            sample = f'{name}{{worker="{worker}"{"," if own else ""}{own}}} {value}'
+            if labels and 'worker="' in labels:
+                labels = _OWN_WORKER_LABEL.sub(r'\1exported_worker="', labels)
+            sample = f"{name}{{{label},{labels}}} {value}" if labels else f"{name}{{{label}}} {value}"
             families.setdefault(family, _Family()).samples.append(sample)
+    return current
 
 
 def _escaped(label: str) -> str:

@@ -69,9 +69,9 @@ def test_samples_of_longer_names_are_others():
     assert list(find_samples(text, b"m")) == [({"a": 'x, \\"y\\"}', "b": ""}, 2.0), ({}, 3.0)]
 
 
-def test_the_merged_text_is_one_text():
+async def test_the_merged_text_is_one_text():
     texts = {name: (RECORDED / "metrics.txt").read_text() for name in ("a:8000", 'b"\\')}
-    families = list(text_string_to_metric_families(merge_metrics(texts)))
+    families = list(text_string_to_metric_families(await merge_metrics(texts)))
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     assert {sample.labels["worker"] for family in families for sample in family.samples} == set(texts)
@@ -80,8 +80,8 @@ def test_the_merged_text_is_one_text():
     assert {f.name: f.type for f in families} == {f.name: f.type for f in alone}
 
 
-def test_values_and_own_labels_stay():
-    merged = merge_metrics({"w": 'a{worker="x",b="}"} 1\nb 2 1700000000000\nc{} 3\n'})
+async def test_values_and_own_labels_stay():
+    merged = await merge_metrics({"w": 'a{worker="x",b="}"} 1\nb 2 1700000000000\nc{} 3\n'})
     assert merged.splitlines() == [
         'a{worker="w",exported_worker="x",b="}"} 1',
         'b{worker="w"} 2 1700000000000',
@@ -89,9 +89,9 @@ def test_values_and_own_labels_stay():
     ]
 
 
-def test_rubbish_of_one_worker_leaves_the_others_alone():
+async def test_rubbish_of_one_worker_leaves_the_others_alone():
     good = "# HELP a An a.\n# TYPE a gauge\na 1\n"
-    merged = merge_metrics(
+    merged = await merge_metrics(
         {"bad": "<html>\n{}\na{ 1\na\n# EOF\n\x00", "worse": "# TYPE a\n# TYPE a cat\n# HELP\n", "good": good}
     )
     assert merged == good.replace("a 1", 'a{worker="good"} 1')
