@@ -268,19 +268,20 @@ def _identity(event: _Stored) -> tuple[str, Sequence[bytes]]:
     The keys come untagged: the adapter's name in every block, the salt in the first block of a prompt (the
     first text that is not the adapter), pairs of identifier and offset for media.
     """
-    salt = ""
-    extra: list[bytes] = []
     if not event.extra_keys or not any(event.extra_keys):
-        return salt, extra
-    for position, keys in enumerate(event.extra_keys[: len(event.block_hashes)]):
+        return "", ()
+    salt = ""
+    extra = [b""] * len(event.block_hashes)
+    for position, keys in enumerate(event.extra_keys[: len(extra)]):
         rest = list(keys or ())
         if event.lora_name is not None and event.lora_name in rest:
             rest.remove(event.lora_name)
         if position == 0 and event.parent_block_hash is None:
             salt = next((key for key in rest if isinstance(key, str)), "")
-            rest = rest if not salt else [key for key in rest if key is not salt]
-        extra.append(msgspec.msgpack.encode(rest) if rest else b"")
-    return salt, extra if any(extra) else []
+            rest = rest if not salt else [key for key in rest if key != salt]
+        if rest:
+            extra[position] = msgspec.msgpack.encode(rest)
+    return salt, extra if any(extra) else ()
 
 
 _TRANSLATIONS: dict[type, Callable[[Any], KvEvent]] = {

@@ -1,0 +1,119 @@
+"""Predictions: how long they are believed, and how many of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from indexer import predicted
+from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens
+from indexer.predicted import PredictedIndex
+
+ALL = (1 << 64) - 1
+
+
+def chain(*token_ids: int) -> list[int]:
+    return chain_block_hashes(pack_tokens(token_ids), TOKEN_BYTES, 0)
+
+
+@pytest.fixture
+def index() -> PredictedIndex:
+    made = PredictedIndex(10.0)
+    made.add_slot(0, 100)
+    made.add_slot(1, 100)
+    return made
+
+
+def test_believed_until_its_time_is_over(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2, 3), now=5.0)
+    assert index.match(chain(1, 2, 3, 4), ALL, now=14.9) == {0: 3}
+    assert index.match(chain(1, 2, 3), ALL, now=15.0) == {}
+
+
+def test_use_renews(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2, 3), now=0.0)
+    index.store(0, chain(1, 2), now=6.0)
+    assert index.match(chain(1, 2, 3), ALL, now=12.0) == {0: 2}, "the third block was not used again"
+    index.check()
+
+
+def test_zero_seconds_are_never_believed() -> None:
+    index = PredictedIndex(0.0)
+    index.add_slot(0, 10)
+    index.store(0, chain(1), now=1.0)
+    assert index.match(chain(1), ALL, now=1.0) == {}
+
+
+def test_workers_have_their_own_times(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2), now=0.0)
+    index.store(1, chain(1), now=5.0)
+    assert index.match(chain(1, 2), ALL, now=7.0) == {0: 2, 1: 1}
+    assert index.match(chain(1, 2), ALL, now=12.0) == {1: 1}
+    assert index.match(chain(1, 2), 0b01, now=7.0) == {0: 2}
+
+
+def test_never_more_than_the_worker_has_and_the_least_recent_go_first(index: PredictedIndex) -> None:
+    index.add_slot(2, 4)
+    index.store(2, chain(1, 2, 3), now=0.0)
+    index.store(2, chain(8, 9), now=1.0)
+    assert index.num_blocks(2) == 4
+    assert index.match(chain(8, 9), ALL, now=2.0) == {2: 2}
+    assert index.match(chain(1, 2, 3), ALL, now=2.0) == {2: 2}, (
+        "the end of a prompt goes before its beginning"
+    )
+    index.store(2, chain(1, 2), now=3.0)
+    index.store(2, chain(5), now=4.0)
+    assert index.match(chain(8, 9), ALL, now=4.0) == {2: 1}
+    index.check()
+
+
+def test_a_prompt_larger_than_the_worker(index: PredictedIndex) -> None:
+    index.add_slot(2, 3)
+    index.store(2, chain(*range(10)), now=0.0)
+    assert index.match(chain(*range(10)), ALL, now=0.0) == {2: 3}
+    index.check()
+
+
+def test_less_capacity_evicts(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2, 3), now=0.0)
+    index.add_slot(0, 1)
+    assert index.match(chain(1, 2, 3), ALL, now=0.0) == {0: 1}
+
+
+def test_unknown_capacity_is_bounded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted, "PREDICTED_BLOCKS_PER_SLOT", 2)
+    index = PredictedIndex(10.0)
+    index.add_slot(0, None)
+    index.store(0, chain(1, 2, 3), now=0.0)
+    assert index.num_blocks(0) == 2
+
+
+def test_expiry_gives_memory_back_in_slices(index: PredictedIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predicted, "EXPIRE_BLOCKS", 3)
+    index.store(0, chain(1, 2), now=0.0)
+    index.store(1, chain(1, 2, 3), now=0.0)
+    index.store(1, chain(7), now=5.0)
+    index.expire(now=10.0)
+    assert (index.num_blocks(0), index.num_blocks(1)) == (0, 3)
+    assert index.match(chain(1, 2, 3), ALL, now=10.0) == {}, "due is not believed, given back or not"
+    index.expire(now=10.0)
+    assert index.num_blocks(1) == 1
+    index.check()
+
+
+def test_a_worker_that_restarted_is_forgotten(index: PredictedIndex) -> None:
+    index.store(0, chain(1), now=0.0)
+    index.clear(0)
+    assert index.match(chain(1), ALL, now=0.0) == {}
+    index.store(0, chain(2), now=0.0)
+    assert index.match(chain(2), ALL, now=0.0) == {0: 1}
+    index.check()
+
+
+def test_a_worker_that_left_leaves_nothing(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2), now=0.0)
+    index.drop_slot(0)
+    assert index.match(chain(1, 2), ALL, now=0.0) == {}
+    index.expire(now=0.0)
+    assert index.is_free(0)
+    assert not index.is_free(1)
+    index.check()
