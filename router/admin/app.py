@@ -16,7 +16,7 @@ from router.core.routing import RoutingCore
 from router.errors import BodyTooLarge, InternalError, MethodNotAllowed, RouterError, UnknownPath
 from router.metrics import Metrics
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("kvgate.admin")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -81,7 +81,18 @@ def _translated(request: web.Request, error: web.HTTPException) -> RouterError:
             return BodyTooLarge(error.text or "The body is too large")
         case web.HTTPNotFound():
             return UnknownPath(f"No admin call at {request.path}; there are: {_paths(request.app)}")
-    raise error
+    return _OtherError(error)
+
+
+class _OtherError(RouterError):
+    """Whatever else aiohttp finds wrong with a request, under its own status."""
+
+    type = "invalid_request_error"
+    code = "bad_request"
+
+    def __init__(self, error: web.HTTPException) -> None:
+        super().__init__(error.text or error.reason)
+        self.status = error.status
 
 
 def _paths(app: web.Application) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +19,8 @@ from router.config import ConfigErrors, Settings, worker_from
 from router.core.routing import RoutingCore
 from router.errors import BadRequest, RouterError
 from router.metrics import Metrics
+
+_logger = logging.getLogger("kvgate.admin")
 
 DECISIONS_SHOWN = 20
 """Unless `limit` says otherwise; the core remembers more."""
@@ -99,12 +102,14 @@ class Handlers:
         except ValueError as error:
             raise BadRequest(str(error), param="url") from None
         row = self._row(worker_id)
+        _logger.info("worker %s was added", worker_id)
         # 202: it is a member of the fleet, and joins when it answers.
         return json_response({"worker": row}, status=202 if row["state"] == "pending" else 201)
 
     async def _remove_worker(self, name: str) -> web.Response:
         row = self._row(name)
         await self._fleet.remove_worker(row["id"])
+        _logger.info("worker %s was removed", row["id"])
         return json_response({"removed": row["id"]})
 
     def _row(self, name: str) -> dict[str, Any]:
@@ -150,6 +155,7 @@ class Handlers:
         except PolicyError as error:
             raise BadRequest(str(error), param="policy") from None
         self._core.set_policy(policy)
+        _logger.info("the policy is now %s with %s", policy.name, dict(policy.parameters))
         return json_response(self._policy())
 
     def _policy(self) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -
 def worker_from(fields: Mapping[str, Any]) -> WorkerConfig:
     """A worker described as an entry of `workers:`, but with its key in place. Raises ConfigErrors."""
     mistakes: list[Mistake] = []
-    workers = list(Reader(_read_nothing, mistakes).workers([dict(fields)], "worker"))
+    workers = list(Reader(_read_nothing, mistakes).worker(dict(fields), "worker"))
     if mistakes:
         raise ConfigErrors(mistakes)
     return workers[0]

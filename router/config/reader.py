@@ -110,20 +110,19 @@ class Reader:
             self.values.setdefault("policy_parameters", {}).setdefault(policy, {})[parameter] = parsed
 
     def workers(self, raws: Sequence[Any], where: str) -> Iterator[WorkerConfig]:
-        """Each entry is a URL or a mapping with a url."""
         for index, raw in enumerate(raws):
-            here = f"{where}[{index}]"
-            if isinstance(raw, str):
-                yield WorkerConfig(url=raw)
-            elif not isinstance(raw, dict) or "url" not in raw:
-                self._wrong(here, "must be a URL, or a mapping with a url")
-            else:
-                yield from self._worker(raw, here)
+            yield from self.worker({"url": raw} if isinstance(raw, str) else raw, f"{where}[{index}]")
 
-    def _worker(self, entry: dict[Any, Any], where: str) -> Iterator[WorkerConfig]:
+    def worker(self, entry: object, where: str) -> Iterator[WorkerConfig]:
+        """The worker, or nothing but mistakes."""
+        if not isinstance(entry, dict) or "url" not in entry:
+            self._wrong(where, "must be a URL, or a mapping with a url")
+            return
         fields: dict[str, Any] = {}
         for name in self._known_keys(entry, WORKER_KEYS, where):
-            raws = self._keys(entry[name], where, many=False) if name == "api_key" else [entry[name]]
+            raws = (
+                self._keys(entry[name], f"{where}.{name}", many=False) if name == "api_key" else [entry[name]]
+            )
             parsed = self._parsed(WORKER_KEYS[name], raws, f"{where}.{name}", secret=name == "api_key")
             fields.update((name, each) for each in parsed)
         if "url" in fields:

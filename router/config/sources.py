@@ -7,6 +7,7 @@ unknown names. It judges no value.
 from __future__ import annotations
 
 import argparse
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,11 @@ from router.config.options import BY_NAME, ENVIRONMENT_PREFIX, OPTIONS, Option, 
 
 NOT_SETTINGS = frozenset({"KVGATE_DATA", "KVGATE_INSTALL"})
 """Variables with our prefix that other tools of this project read."""
+
+
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT_\d+_[A-Z]+")
+"""How the variables go on behind our prefix that Kubernetes gives each container for a service called kvgate.
+KVGATE_PORT is one of them too, with a URL as its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +55,17 @@ def from_flags(argv: Sequence[str], mistakes: list[Mistake]) -> GivenValues:
 def from_environment(environ: Mapping[str, str], mistakes: list[Mistake]) -> GivenValues:
     given: GivenValues = {}
     for variable in sorted(environ):
-        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in NOT_SETTINGS:
+        if variable.startswith(ENVIRONMENT_PREFIX) and not _is_others(variable, environ[variable]):
             name = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
             _add(given, name, variable, environ[variable], "environment", mistakes)
     return given
+
+
+def _is_others(variable: str, value: str) -> bool:
+    """Whether a variable with our prefix is none of the gateway's."""
+    name = variable.removeprefix(ENVIRONMENT_PREFIX)
+    is_link = _SERVICE_LINK.match(name) or (name == "PORT" and "://" in value)
+    return variable in NOT_SETTINGS or bool(is_link)
 
 
 def from_file(path: str, content: str, mistakes: list[Mistake]) -> GivenValues:

@@ -95,7 +95,7 @@ class Metrics(Collector):
         self._errors.add((kind,))
 
     def stage(self, stage: str, seconds: float) -> None:
-        """`stage` is parse, tokens, hash or route."""
+        """`stage` is parse, tokens (block hashes among it) or route."""
         self._decision.observe((stage,), seconds)
 
     def cached(self, worker_id: str, expected: int, reported: int) -> None:
@@ -150,7 +150,7 @@ class Metrics(Collector):
                 series.keep(lambda labels: labels[0] in known)
 
     def _model_label(self, model: str) -> str:
-        if model in self._model_labels or self._core is None:
+        if model in self._model_labels or not model or self._core is None:
             return model
         if model not in self._core.models():
             return OTHER

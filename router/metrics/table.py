@@ -104,7 +104,7 @@ DECISION = Metric(
     "kvgate_decision_seconds",
     HISTOGRAM,
     ("stage",),
-    "Time spent before dispatch, by stage: parse, tokens, hash, route.",
+    "Time spent before dispatch, by stage: parse the body, get tokens and block hashes, route.",
     DECISION_BUCKETS,
 )
 

@@ -176,9 +176,9 @@ async def test_a_worker_is_removed_with_its_bookings(client, core):
     [
         (b"{", "not JSON"),
         (b"[]", "JSON object"),
-        (b"{}", "worker[0]: must be a URL, or a mapping with a url"),
-        (b'{"url": ""}', "worker[0].url: must be a URL"),
-        (b'{"url": "http://c", "rol": "x"}', "worker[0].rol: unknown (did you mean role?)"),
+        (b"{}", "worker: must be a URL, or a mapping with a url"),
+        (b'{"url": ""}', "worker.url: must be a URL"),
+        (b'{"url": "http://c", "rol": "x"}', "worker.rol: unknown (did you mean role?)"),
         (b'{"url": "http://c", "role": "x"}', "must be one of both, prefill, decode"),
         (b'{"url": "http://c", "api_key": "@/etc/passwd"}', "files are read at the start only"),
         (b'{"url": "http://bad"}', "the URL is bad"),
@@ -294,6 +294,7 @@ async def test_the_policy_changes_while_running(client, core):
     )
     assert changed["parameters"]["temperature"] == core.policy.parameters["temperature"] == 0.5
     assert (await ok(await client.put("/policy", json={"policy": "random"})))["policy"] == core.policy.name
+    assert core.policy.name == "random"
 
 
 async def test_configured_parameters_hold_when_a_policy_comes_back(open_client, core):

@@ -141,6 +141,19 @@ def test_variables_of_the_projects_other_tools_are_left_alone():
     assert settings_of(environ={"KVGATE_DATA": "/data", "KVGATE_INSTALL": "1"}) == Settings()
 
 
+def test_variables_of_a_kubernetes_service_called_kvgate_are_left_alone():
+    links = {
+        "KVGATE_SERVICE_HOST": "10.0.0.1",
+        "KVGATE_SERVICE_PORT": "8000",
+        "KVGATE_SERVICE_PORT_HTTP": "8000",
+        "KVGATE_PORT": "tcp://10.0.0.1:8000",
+        "KVGATE_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "KVGATE_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    assert settings_of(environ=links) == Settings()
+    assert settings_of(environ={"KVGATE_PORT": "81"}).port == 81
+
+
 def test_flags_cannot_be_abbreviated():
     assert mistakes_of("--worker", "http://a") == ["--worker: unknown flag (did you mean --worker-urls?)"]
 
