@@ -108,13 +108,16 @@ _ROWS: tuple[Endpoint, ...] = (
 )
 
 _SPELLED_BOTH_WAYS = {EndpointKind.INFERENCE, EndpointKind.MULTIPART, EndpointKind.MODELS}
-"""Engines and clients disagree on the `/v1` before these, so both spellings are known."""
+"""Engines and clients disagree on the `/v1` before these: both spellings are known, of other versions one."""
 
 
 def _spellings(row: Endpoint) -> Iterable[str]:
     yield row.path
     if row.kind in _SPELLED_BOTH_WAYS:
-        yield row.path.removeprefix("/v1") if row.path.startswith("/v1/") else "/v1" + row.path
+        if row.path.startswith("/v1/"):
+            yield row.path.removeprefix("/v1")
+        elif "/v" not in row.path:
+            yield "/v1" + row.path
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {

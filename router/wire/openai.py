@@ -87,7 +87,8 @@ def parse_body(body: bytes, endpoint: Endpoint) -> ParsedBody:
     """Read what routing needs. Raises BadRequest for what is no JSON object, and for a `model`, `messages` or
     `prompt` that is missing or of the wrong type.
 
-    JSON that only lenient readers take (engines use one) is routed without a prefix.
+    JSON that only lenient readers take (engines use one) is routed without a prefix. Where it is too long for
+    them here, or nested too deeply, the worker is the judge.
     """
     try:
         fields = _decode_fields(body)
@@ -98,7 +99,7 @@ def parse_body(body: bytes, endpoint: Endpoint) -> ParsedBody:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _parse_leniently(body, endpoint)
     except RecursionError:
-        return _parse_too_deep(body)
+        return _parse_head(body)
     present = {
         name: raw for name in fields.__struct_fields__ if (raw := getattr(fields, name)) and raw != _NULL
     }
@@ -218,7 +219,13 @@ def _decode_or_none(raw: msgspec.Raw, shape: type[_S]) -> _S | None:
 # JSON that only lenient readers take
 
 
+LENIENT_BYTES = 256 * 1024
+"""Longest body that is read leniently: up to 25 ms with that reader, during which all streams wait."""
+
+
 def _parse_leniently(body: bytes, endpoint: Endpoint) -> ParsedBody:
+    if len(body) > LENIENT_BYTES:
+        return _parse_head(body)
     try:
         value = json.loads(body, parse_int=_bounded_int)
     except json.JSONDecodeError as error:
@@ -230,7 +237,7 @@ def _parse_leniently(body: bytes, endpoint: Endpoint) -> ParsedBody:
             f"Invalid JSON: no valid {error.encoding} at byte {error.start}", code="invalid_json"
         ) from None
     except RecursionError:
-        return _parse_too_deep(body)
+        return _parse_head(body)
     if not isinstance(value, dict):
         raise BadRequest(f"The body must be a JSON object, not {_kind_of(value)}", code="invalid_json")
     present = {name: item for name, item in value.items() if item is not None}
@@ -250,14 +257,14 @@ def _bounded_int(digits: str) -> int:
 
 
 _HEAD_BYTES = 4096
-"""How far into a body that is nested too deeply its model is looked for: clients write it near the start."""
+"""How far into a body that is not read its model is looked for: clients write it near the start."""
 
 _JSON_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
 _MODEL_VALUE = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 
 
-def _parse_too_deep(body: bytes) -> ParsedBody:
-    """Nested beyond what can be read here: only the model is looked for, among the first top-level keys."""
+def _parse_head(body: bytes) -> ParsedBody:
+    """Too deep or too long to be read here: the model is looked for among the first top-level keys."""
     depth = 0
     for token in _JSON_TOKENS.finditer(body, 0, _HEAD_BYTES):
         text = token.group()

@@ -22,7 +22,9 @@ def test_these_are_routed_by_prompt(path, protocol):
     assert endpoint.routed_by_prompt
 
 
-@pytest.mark.parametrize("path", ["/chat/completions", "/v1/generate", "/v1/rerank", "/score", "/v1/tokenize"])
+@pytest.mark.parametrize(
+    "path", ["/chat/completions", "/v1/generate", "/v1/rerank", "/score", "/v1/tokenize"]
+)
 def test_both_spellings_are_one_row(path):
     other = path.removeprefix("/v1") if path.startswith("/v1/") else "/v1" + path
     assert lookup(path) is lookup(other) is not None
@@ -53,6 +55,7 @@ def test_both_spellings_are_one_row(path):
         "/v1/chat/completions/",
         "//v1/chat/completions",
         "/v1/../sleep",
+        "/v1/v2/rerank",
     ],
 )
 def test_administration_and_unknown_paths_are_absent(path):

@@ -4,7 +4,7 @@ import pytest
 
 from router.errors import BadRequest
 from router.wire.endpoints import lookup
-from router.wire.openai import parse_body
+from router.wire.openai import LENIENT_BYTES, parse_body
 
 CHAT = lookup("/v1/chat/completions")
 COMPLETIONS = lookup("/v1/completions")
@@ -188,6 +188,12 @@ def test_json_for_lenient_readers_is_routed_without_a_prefix(odd):
 
 def test_a_byte_order_mark_passes():
     assert parse_body(b'\xef\xbb\xbf{"model": "m", "messages": []}', CHAT).model == "m"
+
+
+def test_a_long_body_is_not_read_leniently_but_forwarded():
+    tail = b'"messages": "' + b"x" * LENIENT_BYTES + b'", "x": NaN}'
+    parsed = parse_body(b'{"model": "m", ' + tail, CHAT)
+    assert (parsed.model, dict(parsed.prompt)) == ("m", {})
 
 
 def test_lenient_reading_judges_what_routing_needs_too():
