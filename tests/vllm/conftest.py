@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -25,14 +25,15 @@ START_SECONDS = 240.0  # two instances on two cores need about 80 s
 
 @dataclass
 class VllmInstance:
-    """One engine process group; `events_port + 1` is its replay socket."""
+    """One engine process group."""
 
     index: int
     port: int
     events_port: int
+    replay_port: int
     environment: Path
+    log: Path
     process: asyncio.subprocess.Process | None = None
-    log: list[str] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -42,31 +43,32 @@ class VllmInstance:
         events = (
             '{"enable_kv_cache_events": true, "publisher": "zmq", "topic": "", '
             f'"endpoint": "tcp://*:{self.events_port}", '
-            f'"replay_endpoint": "tcp://127.0.0.1:{self.events_port + 1}"}}'
+            f'"replay_endpoint": "tcp://127.0.0.1:{self.replay_port}"}}'
         )
-        self.process = await asyncio.create_subprocess_exec(
-            str(self.environment / "bin" / "vllm"), "serve", str(MODEL),
-            "--served-model-name", "tiny-llama", "--load-format", "dummy",
-            "--host", "127.0.0.1", "--port", str(self.port),
-            "--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager",
-            "--enable-prefix-caching", "--enable-prompt-tokens-details",
-            "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(NUM_BLOCKS),
-            "--max-num-batched-tokens", "256", "--kv-events-config", events,
-            env={
-                **os.environ,
-                "VLLM_CPU_KVCACHE_SPACE": "1",
-                "VLLM_SERVER_DEV_MODE": "1",
-                "HF_HUB_OFFLINE": "1",
-                "VLLM_CPU_OMP_THREADS_BIND": str(self.index % (os.cpu_count() or 1)),
-            },
-            stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True,
-        )  # fmt: skip
+        with self.log.open("wb") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                str(self.environment / "bin" / "vllm"), "serve", str(MODEL),
+                "--served-model-name", "tiny-llama", "--load-format", "dummy",
+                "--host", "127.0.0.1", "--port", str(self.port),
+                "--dtype", "bfloat16", "--max-model-len", "1024", "--max-num-seqs", "8", "--enforce-eager",
+                "--enable-prefix-caching", "--enable-prompt-tokens-details",
+                "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(NUM_BLOCKS),
+                "--max-num-batched-tokens", "256", "--kv-events-config", events,
+                env={
+                    **os.environ,
+                    "VLLM_CPU_KVCACHE_SPACE": "1",
+                    "VLLM_SERVER_DEV_MODE": "1",
+                    "HF_HUB_OFFLINE": "1",
+                    "VLLM_CPU_OMP_THREADS_BIND": str(self.index % (os.cpu_count() or 1)),
+                },
+                stdout=log, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
 
     async def until_healthy(self) -> None:
         async with asyncio.timeout(START_SECONDS), aiohttp.ClientSession() as session:
             while True:
                 assert self.process is not None
-                assert self.process.returncode is None, f"vLLM {self.index} ended at start"
+                assert self.process.returncode is None, f"vLLM ended at start: {self.log.read_text()[-2000:]}"
                 with contextlib.suppress(aiohttp.ClientError):
                     async with session.get(self.url + "/health") as response:
                         if response.status == 200:
@@ -96,8 +98,14 @@ def vllm_environment() -> Path:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(vllm_environment: Path) -> AsyncIterator[list[VllmInstance]]:
-    instances = [VllmInstance(i, free_port(), 15600 + 10 * i, vllm_environment) for i in range(2)]
+async def engines(
+    vllm_environment: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[list[VllmInstance]]:
+    logs = tmp_path_factory.mktemp("vllm")
+    instances = [
+        VllmInstance(i, free_port(), free_port(), free_port(), vllm_environment, logs / f"vllm-{i}.log")
+        for i in range(2)
+    ]
     try:
         for instance in instances:
             await instance.start()
@@ -120,10 +128,12 @@ async def gateway(
             f"  - url: {engine.url}\n"
             f"    name: engine-{engine.index}\n"
             f"    kv_events: tcp://127.0.0.1:{engine.events_port}\n"
-            f"    kv_replay: tcp://127.0.0.1:{engine.events_port + 1}\n"
+            f"    kv_replay: tcp://127.0.0.1:{engine.replay_port}\n"
             for engine in engines
         )
     )
     async with running_gateway("--config", str(config), "--load-monitor-interval", "0.5") as process:
-        await process.workers(until=lambda rows: [row["trust"]["level"] for row in rows] == ["exact"] * 2)
+        await process.workers(
+            until=lambda rows: all((row["trust"] or {}).get("level") == "exact" for row in rows)
+        )
         yield process
