@@ -23,7 +23,7 @@ INTAKE_BAR = 500_000  # blocks a second on one core
 
 
 def relay_of(workload: str) -> Callable[[bool, Say], list[Result]]:
-    return lambda quick, say: relay.run(quick=quick, say=say, only=[workload])
+    return lambda quick, say: relay.run(workload, quick=quick, say=say)
 
 
 def event_intake(quick: bool, say: Say) -> list[Result]:

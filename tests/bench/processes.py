@@ -80,20 +80,21 @@ def running_worker() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def running_nginx(worker_port: int, directory: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """nginx before the worker; yields its port and process."""
+def running_nginx(worker_port: int, directory: Path) -> Iterator[tuple[int, int, subprocess.Popen[bytes]]]:
+    """nginx before the worker; yields its plain port, its port with pooled connections, and its process."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         raise SystemExit("the relay bench compares with nginx, which is not installed: apt-get install nginx")
-    port = free_port()
+    port, pooled_port = free_port(), free_port()
+    values = {"DIRECTORY": directory, "PORT": port, "POOLED_PORT": pooled_port, "WORKER_PORT": worker_port}
     text = NGINX_CONFIGURATION.read_text()
-    for name, value in {"DIRECTORY": directory, "PORT": port, "WORKER_PORT": worker_port}.items():
+    for name, value in values.items():
         text = text.replace(f"@{name}@", str(value))
     configuration = directory / "nginx.conf"
     configuration.write_text(text)
     with running([nginx, "-p", str(directory), "-c", str(configuration)], PROXY_CORES) as process:
         wait_until_ready(port, process, "/v1/models")
-        yield port, process
+        yield port, pooled_port, process
 
 
 @contextlib.contextmanager

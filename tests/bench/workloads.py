@@ -67,9 +67,9 @@ WORKLOADS = {
         ),
         Workload(
             name="stream",
-            description="events 10 ms apart, 128 streams",
-            num_connections=128,
-            num_requests=128,
+            description="events 10 ms apart, 32 streams",
+            num_connections=32,
+            num_requests=64,
             answer="stream 256 10",
             num_events=256,
             bar=1.3,
