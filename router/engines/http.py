@@ -56,19 +56,26 @@ class WorkerHttp:
         return await self._call("POST", path, body, max_bytes)
 
     async def _call(self, method: str, path: str, body: bytes | None, max_bytes: int) -> Answer:
-        headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
         try:
-            async with (
-                asyncio.timeout(self._timeout_seconds),
-                self._session.request(
-                    method, self._url + path, data=body, headers=headers, allow_redirects=False
-                ) as response,
-            ):
-                return Answer(response.status, await _read(response, max_bytes))
+            async with asyncio.timeout(self._timeout_seconds):
+                try:
+                    return await self._try(method, path, body, max_bytes)
+                except aiohttp.ClientConnectorError:
+                    raise
+                except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                    # a kept connection that the worker was about to close; no call here changes anything.
+                    return await self._try(method, path, body, max_bytes)
         except TimeoutError:
             raise CallTimedOut(f"{path} did not answer within {self._timeout_seconds:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(f"{path} failed: {error or type(error).__name__}") from None
+
+    async def _try(self, method: str, path: str, body: bytes | None, max_bytes: int) -> Answer:
+        headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
+        async with self._session.request(
+            method, self._url + path, data=body, headers=headers, allow_redirects=False
+        ) as response:
+            return Answer(response.status, await _read(response, max_bytes))
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
