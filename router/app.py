@@ -159,7 +159,7 @@ def _specs_of(settings: Settings) -> Sequence[WorkerSpec]:
 def main(argv: Sequence[str]) -> int:
     """`kvgate serve`; returns the exit code."""
     settings = load_or_exit(argv)
-    set_up_logging(settings.log_level)
+    set_up_logging(settings.log_level, settings.access_log)
     raise_descriptor_limit()
     return uvloop.run(_serve(settings))
 

@@ -175,7 +175,7 @@ OPTIONS: tuple[Option, ...] = (
     _keys("metrics_without_key", boolean(), "Leave /metrics of the admin port open."),
 
     _logs("log_level", _log_level, "The least important messages to log."),
-    _logs("access_log", _access_log, "Log one line for each request, in this format."),
+    _logs("access_log", _access_log, "Write one line for each request to standard output, in this format."),
 
     _limits("max_body", byte_size(), "The largest request body.", "max_payload_size"),
     _limits("max_connections", optional(integer(1), "none"),

@@ -79,6 +79,7 @@ def flag_parser() -> argparse.ArgumentParser:
     """Every option takes any number of words, so that how many are right is judged with all else."""
     parser = argparse.ArgumentParser(
         prog="kvgate serve",
+        usage="%(prog)s [OPTIONS]",
         description="A KV-cache-aware gateway in front of vLLM and SGLang workers.",
         epilog="Each option is also an environment variable (--max-body: KVGATE_MAX_BODY) and a key of the "
         "configuration file (max_body). Flags win over environment over file.",
