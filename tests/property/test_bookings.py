@@ -143,7 +143,9 @@ class Bookings(RuleBasedStateMachine):
             scale = BLOCK_SIZES[worker.id] / reference_block
             joined = self.reference.blocks(worker.id) | set(chain(prompt, worker.id))
             assert candidates.potential_decode_blocks[row] == len(joined) * scale
-            assert candidates.active_prefill_blocks[row] * reference_block == self.reference.prefill(worker.id)
+            assert candidates.active_prefill_blocks[row] * reference_block == self.reference.prefill(
+                worker.id
+            )
             assert candidates.num_active_requests[row] == len(self.reference.of(worker.id))
             held = self.reference.overlap(worker.id, prompt, self.now)
             assert candidates.device_overlap[row] == held * scale
@@ -256,4 +258,4 @@ class Bookings(RuleBasedStateMachine):
 
 
 TestBookings = Bookings.TestCase
-TestBookings.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBookings.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

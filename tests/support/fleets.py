@@ -89,7 +89,7 @@ class Engine:
             "block_hashes": chain_of(tokens, self.block_tokens)[first:last],
             "parent_block_hash": None,
             "token_ids": [],
-            "block_size": 0,
+            "block_size": self.block_tokens,
             "lora_id": None,
             "medium": medium,
         }
