@@ -63,7 +63,7 @@ class WorkerHttp:
                 except aiohttp.ClientConnectorError:
                     raise
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    # a kept connection that the worker was about to close; no call here changes anything.
+                    # A kept connection that the worker was about to close; no call here changes anything.
                     return await self._try(method, path, body, max_bytes)
         except TimeoutError:
             raise CallTimedOut(f"{path} did not answer within {self._timeout_seconds:g} s") from None

@@ -18,6 +18,8 @@ from router.tokens.prompts import PromptBatch, batch_of, prompt_of_ids
 from router.wire.endpoints import Endpoint
 from router.wire.openai import ParsedBody
 
+_decode_text = msgspec.json.Decoder(str).decode
+
 
 class BytesTokens:
     """The token source `bytes`. Token ids that a client sends are used as they are."""
@@ -35,7 +37,7 @@ class BytesTokens:
         self, batch: PromptBatch | None, parsed: ParsedBody, resolution: Resolution
     ) -> Prompt | None:
         """The text of a batch, or of the chat in `parsed`, as a prompt of bytes; None where there is none."""
-        text = canonical_text(parsed.prompt) if batch is None else _decoded(batch.first)
+        text = canonical_text(parsed.prompt) if batch is None else _decode_text(batch.first).encode()
         if not text:
             return None
         num_bytes = len(text) + (batch.num_other_bytes() if batch is not None else 0)
@@ -46,10 +48,3 @@ class BytesTokens:
             chains=await chain_hashes(text, seeds, Pace()),
             exact=False,
         )
-
-
-def _decoded(raw: bytes) -> bytes:
-    try:
-        return msgspec.json.decode(raw, type=str).encode()
-    except msgspec.DecodeError:
-        return raw

@@ -20,9 +20,14 @@ _FIELDS_IN_ORDER = ("tools", "instructions", "system", "messages", "input")
 
 def canonical_text(prompt: Slices) -> bytes:
     """All text of a chat-like body in the order in which templates write it. Media stand in by a digest."""
-    pieces = (
-        piece for name in _FIELDS_IN_ORDER if name in prompt for piece in _field_text(name, prompt[name])
-    )
+    pieces: list[bytes] = []
+    for name in _FIELDS_IN_ORDER:
+        if name not in prompt:
+            continue
+        try:
+            pieces += list(_field_text(name, prompt[name]))
+        except (msgspec.DecodeError, RecursionError):  # 1e999, or nested too deeply: as it stands
+            pieces.append(bytes(prompt[name]))
     return b"".join(pieces)
 
 
@@ -30,11 +35,7 @@ def _field_text(name: str, raw: msgspec.Raw) -> Iterator[bytes]:
     if name == "tools":
         yield bytes(raw)
         return
-    try:
-        value = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, RecursionError):
-        yield bytes(raw)
-        return
+    value = msgspec.json.decode(raw)
     if isinstance(value, str):
         yield name.encode() + b"\n" + value.encode() + b"\n"
         return
@@ -74,7 +75,4 @@ def _content_text(content: Any) -> Iterator[bytes]:  # noqa: ANN401 - whatever t
 
 
 def _stable_json(value: Any) -> bytes:  # noqa: ANN401 - whatever the client sent
-    try:
-        return msgspec.json.encode(value, order="deterministic")
-    except (OverflowError, RecursionError):  # an integer beyond 64 bits
-        return repr(value).encode()
+    return msgspec.json.encode(value, order="deterministic")

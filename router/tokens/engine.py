@@ -74,7 +74,7 @@ class EngineTokens:
         batch = batch_of(parsed.prompt)
         if batch is not None and batch.are_ids:
             return await prompt_of_ids(batch, parsed, resolution, self._host)
-        if endpoint.protocol in _ASKABLE:
+        if endpoint.protocol is Protocol.CHAT or (batch is not None and endpoint.protocol in _ASKABLE):
             try:
                 return await self._ask(batch, parsed, endpoint.protocol, resolution)
             except NoTokens as error:

@@ -11,7 +11,7 @@ from router.engines.http import WorkerHttp
 from router.wire.endpoints import Protocol
 from tests.support.fake_worker import FakeWorker
 
-RUBBISH = [(200, b""), (200, b"null"), (200, b"[]"), (200, b"\xff"), (200, b"{" * 10_000), (500, b"{}")]
+RUBBISH = [(200, b""), (200, b"null"), (200, b"[]"), (200, b"\xff"), (200, b"{" * 10_000), (500, b"{}"), None]
 PATHS = ["GET /" + name for name in ("version", "metrics", "health", "server_info", "get_server_info")]
 
 
@@ -19,7 +19,7 @@ PATHS = ["GET /" + name for name in ("version", "metrics", "health", "server_inf
 @pytest.mark.parametrize("owner", ["", "vllm", "sglang"])
 @pytest.mark.parametrize("name", ENGINES)
 async def test_rubbish_gives_facts_with_gaps_or_none(name, owner, answer):
-    models = ModelList([{"id": "m", "owned_by": owner}])
+    models = ModelList([{"id": "m", "owned_by": owner}] if owner else [])
     async with (
         FakeWorker(dict.fromkeys([*PATHS, "POST /tokenize"], answer)) as worker,
         aiohttp.ClientSession() as session,

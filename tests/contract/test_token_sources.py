@@ -16,6 +16,7 @@ BODIES = [
     b'{"prompt": ["", 5], "messages": [[]], "input": 5, "text": 5, "input_ids": "x"}',
     b'{"prompt": [[]], "messages": [{}], "input": {}, "input_ids": [], "system": 5}',
     b'{"prompt": "", "messages": [], "x": NaN}',
+    b'{"prompt": "x", "messages": [], "text": 5}',
     b'{"prompt": "\\u0000", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
 ]
 

@@ -10,14 +10,15 @@ from types import TracebackType
 from aiohttp import web
 
 Canned = tuple[int, bytes]
-Answer = Canned | Callable[[bytes], Canned | Awaitable[Canned]]
+Answer = Canned | None | Callable[[bytes], Canned | Awaitable[Canned]]
 
 
 @dataclass
 class FakeWorker:
-    """`answers` by "METHOD /path": a status and a body, or a function of the request's body that gives them.
+    """`answers` by "METHOD /path": a status and a body, or a function of the request's body that gives them,
+    or None, which drops the connection. Anything else is answered 404.
 
-    Anything else is answered 404. `requests` holds what came, as (METHOD, path, headers by lower name, body).
+    `requests` holds what came, as (METHOD, path, headers by lower-case name, body).
     """
 
     answers: dict[str, Answer]
@@ -53,5 +54,9 @@ class FakeWorker:
             answer = answer(body)
             if asyncio.iscoroutine(answer) or isinstance(answer, asyncio.Future):
                 answer = await answer
+        if answer is None:
+            assert request.transport is not None
+            request.transport.close()
+            return web.Response()
         status, content = answer
         return web.Response(status=status, body=content, content_type="application/json")

@@ -166,6 +166,7 @@ async def test_a_server_of_which_only_the_health_is_known(session):
         ((401, b""), "API key"),
         ((503, b""), "not ready"),
         ((404, b""), "neither /v1/models nor /health"),
+        (None, "/v1/models failed"),
     ],
 )
 async def test_what_cannot_be_served_says_why(answer, reason, session):

@@ -66,6 +66,13 @@ def test_responses_and_messages():
     assert b"part" in text_of({"system": [{"type": "text", "text": "part"}], "messages": []}, MESSAGES)
 
 
+def test_no_depth_of_nesting_makes_it_fail():
+    for depth in range(700, 1000):  # the limit counts the frames of the test runner too
+        nested = b"[" * depth + b"]" * depth
+        assert text_of(b'{"messages":' + nested + b"}") is not None
+        assert text_of(b'{"messages":[{"role":"user","tool_calls":' + nested + b"}]}") is not None
+
+
 @pytest.mark.parametrize(
     "messages",
     [

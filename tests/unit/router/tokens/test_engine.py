@@ -231,6 +231,12 @@ async def test_protocols_that_engines_do_not_tokenize_are_bytes_by_design(path, 
     assert (host.fallbacks, worker.requests) == ({}, [])
 
 
+@pytest.mark.parametrize("body", [b'{"prompt": []}', b'{"prompt_embeds": "AA"}'])
+async def test_what_holds_no_text_is_not_asked_for(body, worker, host, source):
+    assert await prompt_of(source, body) is None
+    assert (host.fallbacks, worker.requests) == ({}, [])
+
+
 async def test_an_engine_that_cannot_be_asked_for_it(host, source):
     assert (await prompt_of(source, b'{"text": "hello"}', lookup("/generate"))).unit is Unit.BYTES
     assert host.fallbacks == {"unsupported": 1}

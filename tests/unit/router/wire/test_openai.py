@@ -210,6 +210,11 @@ def test_deep_nesting_is_forwarded_without_a_prefix(endpoint):
     assert (parsed.model, dict(parsed.prompt)) == ("mA", {})
 
 
+def test_deep_nesting_for_lenient_readers():
+    body = b'{"model": "m", "x": NaN, "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+    assert parse_body(body, CHAT).model == "m"
+
+
 def test_deep_nesting_with_the_model_out_of_sight_names_none():
     deep = b"[" * 5000 + b"]" * 5000
     assert parse_body(b'{"messages": ' + deep + b', "model": "m"}', CHAT).model is None
