@@ -193,16 +193,18 @@ class _Signals:
     def __init__(self) -> None:
         self.first = asyncio.Event()
         self._hurry: Callable[[], None] | None = None
+        self._has_hurried = False
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received)
 
     def _received(self) -> None:
         if self.first.is_set() and self._hurry is not None:
+            self._has_hurried = True
             self._hurry()
         self.first.set()
 
     async def unless_again(self, ending: Awaitable[bool], *, hurry: Callable[[], None]) -> bool:
-        """Awaits `ending`; another signal meanwhile calls `hurry`."""
+        """Awaits `ending`, which says whether all ended in order; another signal meanwhile calls `hurry`."""
         self._hurry = hurry
-        return await ending
+        return await ending and not self._has_hurried

@@ -14,6 +14,7 @@ from typing import Any
 import aiohttp
 import zmq
 
+from indexer.trust import Trust, TrustLevel
 from policies.types import WorkerId
 from router.config import Settings, WorkerConfig
 from router.core.health import Health, HealthSign
@@ -37,6 +38,8 @@ class Member:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     subscription: Subscription | None = None
+    trust: Trust | None = None
+    """As last logged."""
 
     @property
     def id(self) -> WorkerId:
@@ -150,6 +153,7 @@ class Fleet:
             self.core.observe_health(member.id, HealthSign.PROBE_OK, now=self._clock())
         else:
             self._note_identity(member, sighting)
+        self._note_trust(member)
 
     def _pause_after(self, member: Member) -> float:
         if member.watch.error:
@@ -176,6 +180,18 @@ class Fleet:
         sign = HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK
         self.core.observe_health(member.id, sign, now=self._clock())
         self._changed()
+
+    def _note_trust(self, member: Member) -> None:
+        """A worker whose index is no longer exact costs hits: say so, and say when it is mended."""
+        view = self.core.worker(member.id)
+        if view is None or not view.worker.publishes_events or view.trust == member.trust:
+            return
+        level = logging.INFO if view.trust.level is TrustLevel.EXACT else logging.WARNING
+        if member.trust is not None or level == logging.INFO:
+            # The first contact takes a moment, which is no news; if it fails, the next look tells.
+            because = f": {view.trust.reason}" if view.trust.reason else ""
+            _logger.log(level, "worker %s: index %s%s", member.id, view.trust.level.value, because)
+        member.trust = view.trust
 
     def _reconcile(self) -> None:
         workers = [worker for member in self.members if (worker := member.watch.worker) is not None]

@@ -1,0 +1,100 @@
+"""`kvgate serve` as a process: start, what it prints, signals, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import sys
+from contextlib import AsyncExitStack
+
+import aiohttp
+
+from loadgen.engine import EngineSettings
+from loadgen.mock_process import MockWorker
+from loadgen.mock_worker import MockFleet
+from tests.support.gateway_process import REPOSITORY, running_gateway
+
+
+def endpoints(worker: MockWorker) -> list[str]:
+    return ["--kv-events", worker.events_endpoint, "--kv-replay", worker.replay_endpoint]
+
+
+async def serve_and_fail(*arguments: str) -> tuple[int, str]:
+    """Runs `kvgate serve` until it ends by itself: exit code and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "router", "serve", *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=REPOSITORY,
+    )  # fmt: skip
+    printed, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, printed.decode()
+
+
+async def test_each_worker_is_described_in_one_line() -> None:
+    engine = EngineSettings(block_tokens=32, num_blocks=500, speedup=50.0)
+    async with MockFleet(1, engine=engine) as fleet:
+        (worker,) = fleet.workers
+        async with running_gateway("--worker-urls", worker.url, *endpoints(worker)) as gateway:
+            line = (await gateway.printed("worker 127.*vLLM")).string
+            for part in ("vLLM 0.32.0", "serves mock", "blocks of 32 tokens", "500 KV blocks", "index exact"):
+                assert part in line
+            assert await gateway.stop() == 0
+
+
+async def test_sigterm_lets_a_stream_end_and_exits_with_0() -> None:
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(MockFleet(1, engine=EngineSettings(speedup=2.0)))
+        gateway = await stack.enter_async_context(running_gateway("--worker-urls", fleet.workers[0].url))
+        await gateway.printed("index predicted")
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "mock", "prompt": "a b c", "max_tokens": 60, "stream": True}
+            async with session.post(gateway.url + "/v1/completions", json=body) as response:
+                received = await response.content.readany()
+                gateway.process.send_signal(signal.SIGTERM)
+                await gateway.printed("stopping")
+                received += await response.content.read()
+        assert received.count(b"data: ") == 61
+        assert received.endswith(b"data: [DONE]\n\n")
+        assert await gateway.process.wait() == 0
+
+
+async def test_a_second_signal_ends_at_once() -> None:
+    async with AsyncExitStack() as stack:
+        fleet = await stack.enter_async_context(MockFleet(1, engine=EngineSettings()))
+        arguments = ("--worker-urls", fleet.workers[0].url, "--drain-timeout", "60")
+        gateway = await stack.enter_async_context(running_gateway(*arguments))
+        await gateway.printed("index predicted")
+        async with aiohttp.ClientSession() as session:
+            body = {"model": "mock", "prompt": "a b c", "max_tokens": 50_000, "stream": True}
+            async with session.post(gateway.url + "/v1/completions", json=body) as response:
+                await response.content.readany()
+                gateway.process.send_signal(signal.SIGTERM)
+                await gateway.printed("stopping")
+                gateway.process.send_signal(signal.SIGTERM)
+                async with asyncio.timeout(10):
+                    assert await gateway.process.wait() == 0
+        await gateway.printed("some streams were cut")
+
+
+async def test_every_mistake_is_reported_before_anything_starts() -> None:
+    code, printed = await serve_and_fail(
+        "--worker-urls", "ftp://a", "--policy", "kw", "--kv-temperature", "-1", "--max-body", "lots"
+    )  # fmt: skip
+    assert code == 2
+    for mistake in ("ftp://a", "kw", "--kv-temperature", "--max-body"):
+        assert mistake in printed
+    assert re.search(r"\b4 mistakes", printed)
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        code, printed = await serve_and_fail("--host", "127.0.0.1", "--port", port, "--admin-port", "0")
+    assert code == 1
+    assert "can't listen" in printed
+    assert port in printed
+    assert "already in use" in printed
