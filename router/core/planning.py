@@ -101,6 +101,7 @@ class Planner:
     def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
         entry = self._workers.of_slot(inputs.pool.slots[choice.row])
         expectation = self._expectation(inputs, entry)
+        prefill_tokens = self._uncached_tokens(inputs, entry)
         decision = Decision(
             request_id=inputs.request.id,
             attempt=attempt,
@@ -115,8 +116,12 @@ class Planner:
             candidates=candidates,
             choice=choice,
             client_request_id=inputs.request.client_request_id,
+            details={
+                "unit": inputs.unit.value,
+                "exact_blocks": expectation.exact_blocks,
+                "booked_prefill_tokens": prefill_tokens,
+            },
         )
-        prefill_tokens = self._uncached_tokens(inputs, entry)
         return Plan(decision, entry, inputs, prefill_tokens, expectation)
 
     def _uncached_tokens(self, inputs: Inputs, entry: WorkerEntry) -> int:

@@ -187,6 +187,14 @@ def test_a_saturated_holder_gives_its_excess_away():
     assert min(taken.values()) >= 3
 
 
+def test_a_burst_of_long_prompts_with_one_token_answers_is_spread_by_tokens_not_by_requests():
+    core = make_core([silent(worker_id, num_blocks=None) for worker_id in "abcd"])
+    for n in range(60):
+        route(core, f"r{n}", [n] * (32_000 if n % 3 else 8_000))
+    booked = [view.active_prefill_tokens for view in core.workers()]
+    assert max(booked) / min(booked) <= 1.2
+
+
 def test_suspects_are_skipped_and_return():
     core = make_core([silent("a"), silent("b")])
     core.observe_health("a", HealthSign.CONNECT_FAILED, now=0.0)
