@@ -5,6 +5,8 @@ The order of the work stands in `proxy`; bytes are moved by `relay`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from policies.types import Decision, RoutingRequest, WorkerId
@@ -32,8 +34,9 @@ class Call:
     """An Observer of its relays. `id` is ours and unique; the client's `x-request-id` may repeat."""
 
     __slots__ = (
-        "_proxy", "_started_at", "attempt", "client", "decision", "endpoint", "head", "id", "model",
-        "outcome", "pinned_to", "prompt", "relay", "request", "request_id", "session", "status", "stream",
+        "_proxy", "_started_at", "attempt", "client", "endpoint", "head", "id", "model", "outcome",
+        "pinned_to", "policy", "prompt", "relay", "request", "request_id", "session", "status", "stream",
+        "token_gap", "worker_id",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, call_id: str, request: Request, client: ClientConnection) -> None:
@@ -54,18 +57,19 @@ class Call:
         self.pinned_to: WorkerId | None = None
         """The only worker that can answer."""
         self.attempt = 0
-        self.decision: Decision | None = None
+        self.worker_id: WorkerId = ""
+        """The worker decided on last; "" before any."""
+        self.policy = ""
+        self.token_gap: Callable[[float], None]
         self.relay: Relay | None = None
         self.status = 0
         self.outcome = Outcome.CLIENT_GONE  # unless another end is reached first
 
-    @property
-    def worker_id(self) -> WorkerId:
-        return self.decision.worker.id if self.decision is not None else ""
-
-    @property
-    def policy(self) -> str:
-        return self.decision.policy if self.decision is not None else ""
+    def decided(self, decision: Decision) -> None:
+        """Another attempt begins."""
+        self.worker_id, self.policy = decision.worker.id, decision.policy
+        # A partial, since this is called for every chunk: one frame less.
+        self.token_gap = partial(self._proxy.metrics.itl, self.worker_id, self.policy)
 
     def routing_request(self) -> RoutingRequest:
         return RoutingRequest(
@@ -108,9 +112,6 @@ class Call:
     def first_token(self, now: float) -> None:
         self._proxy.core.first_token(self.id, now=now)
         self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
-
-    def token_gap(self, seconds: float) -> None:
-        self._proxy.metrics.itl(self.worker_id, self.policy, seconds)
 
     # Ends
 

@@ -230,7 +230,7 @@ class Proxy:
         decision = self.core.route(
             call.routing_request(), call.prompt, now=now, exclude=tried, attempt=call.attempt
         )
-        call.decision = decision
+        call.decided(decision)
         self.metrics.stage("route", self.clock() - now)
         self.metrics.request_started(decision.worker.id, call.model)
         return decision.worker

@@ -44,8 +44,9 @@ class Observer(Protocol):
 
     def first_token(self, now: float) -> None: ...
 
-    def token_gap(self, seconds: float) -> None:
-        """Time since the last data events of a stream."""
+    @property
+    def token_gap(self) -> Callable[[float], None]:
+        """Called with the time since the last data events of a stream."""
 
 
 class Relay:
@@ -54,7 +55,7 @@ class Relay:
     __slots__ = (
         "_client", "_clock", "_connection", "_done", "_early_headers", "_extra_lines", "_framing", "_held",
         "_kept_bytes", "_last_at", "_limits", "_observer", "_paused_at", "_request", "_request_deadline",
-        "_scanner", "_wants_body", "_worker", "begun", "body_pieces", "committed", "response",
+        "_scanner", "_token_gap", "_wants_body", "_worker", "begun", "body_pieces", "committed", "response",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +77,7 @@ class Relay:
         self._client = client
         self._request = request
         self._observer = observer
+        self._token_gap = observer.token_gap
         self._extra_lines = extra_lines
         self._scanner: SseScanner | None = SseScanner(delta_events=delta_events)
         self._wants_body = wants_body
@@ -133,21 +135,20 @@ class Relay:
             self._scanner = None
         self._wants_body = self._wants_body and head.is_json and not head.is_encoded
         if self._early_headers and head.is_event_stream and 200 <= head.status < 300:
-            self._commit(head)
+            self._client.transport.write(self._commit(head))
 
     def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
         now = self._clock()
         if ended:
             self._connection = None
-        if not self.begun:
-            if self._held:
-                raw = self._held + raw
-            if not pieces and not ended:
-                self._held = raw  # the size of a chunk that is still to come
-                return
+        if self.begun:
+            self._write(raw, pieces, ended)
+        elif pieces or ended:
+            head = self._begin(pieces[0] if pieces else b"", now)
+            self._write(self._held + raw, pieces, ended, head=head)
             self._held = b""
-            self._begin(pieces[0] if pieces else b"", now)
-        self._write(raw, pieces, ended)
+        else:
+            self._held += raw  # the size of a chunk that is still to come
         if pieces:
             self._observe(pieces, now)
         if ended and not self._done.done():
@@ -158,16 +159,17 @@ class Relay:
         if not self._done.done():
             self._done.set_exception(error)
 
-    def _begin(self, beginning: bytes, now: float) -> None:
+    def _begin(self, beginning: bytes, now: float) -> bytes:
+        """Returns the head, unless it went out early."""
         assert self.response is not None
         self.begun = True
         self._observer.began(beginning, now)
-        if not self.committed:
-            self._commit(self.response)
         if self._scanner is None:
             self._observer.first_token(now)
+        return b"" if self.committed else self._commit(self.response)
 
-    def _commit(self, head: ResponseHead) -> None:
+    def _commit(self, head: ResponseHead) -> bytes:
+        """The head for the client; from here on no other worker can answer."""
         self.committed = self._client.answer_begun = True
         lines = [http1.status_line(head.status, head.reason), head.forward, self._extra_lines]
         closes = self._client.ends_after_answer()
@@ -183,18 +185,17 @@ class Relay:
         elif self._request.is_http10:
             lines.append(b"connection: keep-alive\r\n")
         lines.append(b"\r\n")
-        self._client.transport.write(b"".join(lines))
+        return b"".join(lines)
 
-    def _write(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
+    def _write(self, raw: bytes, pieces: list[bytes], ended: bool, *, head: bytes = b"") -> None:
+        """One write for what one read brought: each is a system call."""
         framing = self._framing
-        if framing is Framing.AS_IT_CAME:
-            self._client.transport.write(raw)
-            return
-        if pieces:
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._client.transport.write(body if framing is Framing.PIECES else http1.chunk(body))
-        if ended and framing is Framing.OUR_CHUNKS:
-            self._client.transport.write(http1.LAST_CHUNK)
+        if framing is not Framing.AS_IT_CAME:
+            raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if framing is Framing.OUR_CHUNKS:
+                raw = (http1.chunk(raw) if raw else b"") + (http1.LAST_CHUNK if ended else b"")
+        if head or raw:
+            self._client.transport.write(head + raw if head else raw)
 
     def _observe(self, pieces: list[bytes], now: float) -> None:
         scanner = self._scanner
@@ -207,7 +208,7 @@ class Relay:
         if not scanner.feed(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
             return  # comments keep a connection alive and are no progress
         if had_first_token:
-            self._observer.token_gap(now - self._last_at)
+            self._token_gap(now - self._last_at)
         elif scanner.first_token_seen:
             self._observer.first_token(now)
         self._last_at = now

@@ -15,7 +15,13 @@ import httptools
 
 from policies.types import Worker
 from router.errors import RouterError, WorkerConnectTimeout, WorkerProtocolError, WorkerUnavailable
-from router.limits import RESPONSE_HEAD_BYTES_MAX, WRITE_BUFFER_HIGH, WRITE_BUFFER_LOW, RelayLimits
+from router.limits import (
+    JOINED_BYTES_MAX,
+    RESPONSE_HEAD_BYTES_MAX,
+    WRITE_BUFFER_HIGH,
+    WRITE_BUFFER_LOW,
+    RelayLimits,
+)
 from router.wire import http1
 from router.wire.http1 import ResponseHead
 
@@ -75,10 +81,11 @@ class WorkerConnection(asyncio.Protocol):
         self._sink = sink
         self._method = method
         self.is_silent = True
-        if body:
-            self.transport.writelines((head, body))
+        if len(body) <= JOINED_BYTES_MAX:
+            self.transport.write(head + body)
         else:
             self.transport.write(head)
+            self.transport.write(body)
 
     @property
     def at_chunk_boundary(self) -> bool:
