@@ -139,4 +139,4 @@ class Decision:
     choice: Choice
     client_request_id: str = ""
     details: Mapping[str, object] = field(default_factory=dict)
-    """`unit` of the prompt, `exact_blocks` (the worker's own, by its events alone), `booked_prefill_tokens`."""
+    """`unit` of the prompt, `exact_blocks` (by the worker's own events alone), `booked_prefill_tokens`."""
