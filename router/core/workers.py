@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from indexer.blocks import HashSpace
 from indexer.trust import Trust
 from policies.types import Slot, Worker, WorkerId
-from router.core.catalogue import Catalogue, Resolution
+from router.core.catalogue import Catalogue
 from router.core.health import NEXT_HEALTH, Health, HealthSign
 from router.core.limits import POOLS_KEPT
 from router.core.loads import Booking
@@ -142,9 +142,6 @@ class WorkerTable:
         """The distinct spaces of all workers that serve the model, the finest blocks first."""
         spaces = {entry.space for entry in self if _serves(entry.worker, model)}
         return sorted(spaces, key=lambda space: (space.block_tokens, space.base_model))
-
-    def resolve(self, model: str | None) -> Resolution:
-        return self.catalogue.resolve(model)
 
     def pool(self, model: str, exclude: Collection[WorkerId] = ()) -> Pool:
         """The candidates for the model. Raises NoWorkers, in words that say why there are none."""

@@ -6,11 +6,12 @@ import pytest
 
 from indexer.events import AllBlocksCleared
 from policies import make_policy
+from policies.types import ServedModel
 from router.core.health import HealthSign
 from router.core.limits import PRIOR_PREFILL_TOKENS_PER_SECOND
 from router.core.outcome import Outcome
 from router.core.usage import CachedTokens
-from router.errors import NoWorkers
+from router.errors import NoWorkers, UnknownModel
 from tests.support.fleets import BLOCK, Engine, make_core, prompt_of, publishing, request, silent
 
 FOUR = list(range(4 * BLOCK))
@@ -358,6 +359,35 @@ def test_a_claim_that_only_the_bridge_makes_is_not_withdrawn_from_the_index():
     route(core, "r2", six, now=0.2)
     assert core.observe_usage("r2", prompt_tokens=96, cached_tokens=64, now=0.3) == CachedTokens(80, 64)
     assert core.feed.stats(engine.slot).num_overreports == 0
+
+
+# Fleet
+
+
+def test_the_fleet_says_what_it_serves():
+    core = make_core([silent("a"), silent("b", models=(ServedModel("other"),))])
+    assert core.models() == ("model", "other")
+    assert core.resolve("other").base_model == "other"
+    with pytest.raises(UnknownModel):
+        core.resolve("third")
+
+
+def test_a_worker_s_state_is_one_word():
+    core = make_core([silent("a")])
+    states = [core.worker("a").state]
+    core.observe_health("a", HealthSign.PROBE_FAILED, now=0.0)
+    states.append(core.worker("a").state)
+    core.set_draining("a", True, now=0.0)
+    states.append(core.worker("a").state)
+    assert states == ["healthy", "suspect", "draining"]
+
+
+def test_workers_that_left_are_not_known():
+    core = make_core([silent("a")])
+    core.reconcile([], now=0.0)
+    assert (core.worker("a"), core.slot_of("a"), core.workers()) == (None, None, [])
+    core.observe_health("a", HealthSign.RESTARTED, now=0.0)
+    core.set_draining("a", True, now=0.0)
 
 
 # Time
