@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ def test_every_file_of_a_plug_point_is_in_its_table(folder: str) -> None:
 
 def test_every_policy_is_documented() -> None:
     nothing(not_in(ROOT / "docs/policies.md", (f"`{name}`" for name in POLICIES)))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_subcommand_leads_somewhere(name: str) -> None:
+    module, _, function = COMMANDS[name].target.partition(":")
+    assert callable(getattr(import_module(module), function))
 
 
 def test_every_subcommand_is_documented() -> None:
