@@ -25,7 +25,9 @@ class BlockPool:
         """What happened since `take_events`, in order."""
         self._references = [0] * num_blocks
         self._hashes: list[EngineBlockHash | None] = [None] * num_blocks
-        self._copies: dict[EngineBlockHash, list[BlockId]] = {}
+        self._findable: dict[EngineBlockHash, BlockId] = {}
+        self._more_copies: dict[EngineBlockHash, list[BlockId]] = {}
+        """Copies beyond the findable one; rare, so that there is no container per block for the collector."""
         self._free: OrderedDict[BlockId, None] = OrderedDict.fromkeys(range(1, num_blocks))
         """Blocks without a user, cached ones included; the first is the next to be reused."""
 
@@ -37,16 +39,16 @@ class BlockPool:
     @property
     def num_cached(self) -> int:
         """Distinct findable blocks."""
-        return len(self._copies)
+        return len(self._findable)
 
     def find_prefix(self, hashes: Sequence[EngineBlockHash]) -> list[BlockId]:
         """Blocks that hold the leading run of `hashes`; nobody's reference is changed."""
         found = []
         for block_hash in hashes:
-            copies = self._copies.get(block_hash)
-            if copies is None:
+            block_id = self._findable.get(block_hash)
+            if block_id is None:
                 break
-            found.append(copies[0])
+            found.append(block_id)
         return found
 
     def num_unused(self, block_ids: Sequence[BlockId]) -> int:
@@ -83,7 +85,8 @@ class BlockPool:
         for block_id, block_hash in zip(block_ids, stored.block_hashes, strict=True):
             assert isinstance(block_hash, int)
             self._hashes[block_id] = block_hash
-            self._copies.setdefault(block_hash, []).append(block_id)
+            if self._findable.setdefault(block_hash, block_id) != block_id:
+                self._more_copies.setdefault(block_hash, []).append(block_id)
         self.events.append(stored)
 
     def clear(self) -> bool:
@@ -91,7 +94,8 @@ class BlockPool:
         if len(self._free) < self.num_usable:
             return False
         self._hashes = [None] * len(self._hashes)
-        self._copies.clear()
+        self._findable.clear()
+        self._more_copies.clear()
         self.events.append(AllBlocksCleared())
         return True
 
@@ -104,18 +108,28 @@ class BlockPool:
         assert all(count >= 0 for count in self._references)
         assert set(self._free) == {i for i, n in enumerate(self._references) if i and not n}
         held = {(block_hash, i) for i, block_hash in enumerate(self._hashes) if block_hash is not None}
-        listed = [(block_hash, i) for block_hash, ids in self._copies.items() for i in ids]
+        more = [(block_hash, i) for block_hash, ids in self._more_copies.items() for i in ids]
+        listed = [*self._findable.items(), *more]
         assert len(listed) == len(held)
         assert set(listed) == held
-        assert all(self._copies.values())
+        assert all(self._more_copies.values())
 
     def _evict(self, block_id: BlockId) -> None:
         block_hash = self._hashes[block_id]
         if block_hash is None:
             return
         self._hashes[block_id] = None
-        copies = self._copies[block_hash]
-        copies.remove(block_id)
-        if not copies:
-            del self._copies[block_hash]
+        self._forget_copy(block_hash, block_id)
         self.events.append(BlockRemoved([block_hash]))
+
+    def _forget_copy(self, block_hash: EngineBlockHash, block_id: BlockId) -> None:
+        others = self._more_copies.get(block_hash)
+        if others is None:
+            del self._findable[block_hash]
+            return
+        if self._findable[block_hash] == block_id:
+            self._findable[block_hash] = others.pop()
+        else:
+            others.remove(block_id)
+        if not others:
+            del self._more_copies[block_hash]

@@ -210,8 +210,8 @@ def _introduce(
     source = arguments.trace or "synthetic, in the shape of the Mooncake conversation trace"
     console.line(f"workload: {source}")
     console.line(
-        f"  {statistics.num_requests} requests; tokens of a prompt: mean {statistics.mean_input_tokens:,.0f}, "
-        f"median {statistics.median_input_tokens:,}; of an answer: mean {statistics.mean_output_tokens:,.0f}"
+        f"  {statistics.num_requests} requests; prompt tokens: mean {statistics.mean_input_tokens:,.0f}, "
+        f"median {statistics.median_input_tokens:,}; output tokens: mean {statistics.mean_output_tokens:,.0f}"
     )
     console.line(
         f"  hit rate possible: {statistics.ideal_hit_rate:.1%} with one cache, "

@@ -13,7 +13,7 @@ from loadgen.traces import TraceRequest
 UTILISATION = 0.65
 """Prefill work of all prompts, nothing cached, over what the engines can do in that time. At 1 even the best
 policy is near its limit: decoding takes what the cache saves."""
-REQUESTS_PER_SECOND = 30.0
+REQUESTS_PER_SECOND = 25.0
 """What mock workers, gateway and load client carry together on two cores with room to spare."""
 
 

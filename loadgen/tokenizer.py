@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import product
 from zlib import crc32
 
@@ -25,6 +26,8 @@ FIRST_WORD = 16
 NUM_WORDS = len(WORDS)
 FIRST_HASHED = FIRST_WORD + NUM_WORDS
 VOCABULARY_SIZE = 131_072
+TEXTS_KEPT = 32
+"""A gateway asks for the tokens of a prompt just before it sends the prompt."""
 
 TOKEN_TEXT = tuple(" " + word for word in WORDS)
 """What the word with id FIRST_WORD + i adds to a text; all of one length."""
@@ -49,9 +52,12 @@ _IDS.update((word, FIRST_WORD + i) for i, word in enumerate(WORDS))
 
 def tokenize(text: str, *, add_bos: bool = True) -> list[int]:
     """Token ids of a text; about 2 ms for 12,000 words."""
-    token_ids = [BOS] if add_bos else []
-    token_ids.extend(map(_IDS.__getitem__, _PIECE.findall(text)))
-    return token_ids
+    return [BOS, *_ids_of(text)] if add_bos else list(_ids_of(text))
+
+
+@lru_cache(maxsize=TEXTS_KEPT)
+def _ids_of(text: str) -> tuple[int, ...]:
+    return tuple(map(_IDS.__getitem__, _PIECE.findall(text)))
 
 
 def detokenize(token_ids: Iterable[int]) -> str:
