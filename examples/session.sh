@@ -18,12 +18,21 @@ JSON
     grep -io -e 'x-kvgate-worker: .*' -e '"cached_tokens": *[0-9]*'
 }
 
-echo "--- what is served";            curl -sS "$gateway/v1/models"; echo
-echo "--- the first question";        ask "Which starts first?"
-echo "--- another, on the same text: the worker that holds it"
+policy() {
+  curl -sS -o /dev/null -X PUT "$admin/policy" -d "{\"policy\": \"$1\"}"
+}
+
+echo "--- what is served"
+curl -sS "$gateway/v1/models"; echo
+echo "--- the first question"
+ask "Which starts first?"
+echo "--- another on the same text goes to the worker that holds it"
 ask "What closes before the pump starts?"
-echo "--- why";                       curl -sS "$admin/explain?limit=1"; echo
-echo "--- the fleet";                 curl -sS "$admin/workers"; echo
-echo "--- under round_robin instead"; curl -sS -X PUT "$admin/policy" -d '{"policy": "round_robin"}'; echo
-ask "And now?"
-curl -sS -X PUT "$admin/policy" -d '{"policy": "kv"}'; echo
+echo "--- why"
+curl -sS "$admin/explain?limit=1" | grep '"text"'
+echo "--- the fleet: worker, trust, blocks in its index"
+curl -sS "$admin/workers" | grep -E '^      "id"|"level"|^        "num_blocks": [0-9]+,$'
+echo "--- under round_robin the next goes elsewhere, and nothing is cached there"
+policy round_robin
+ask "And what comes last?"
+policy kv
