@@ -55,6 +55,7 @@ class WorkerWatch:
         self._http = WorkerHttp(session, spec.url, headers, timeout_seconds=timeout_seconds)
         self._health_seconds = health_seconds
         self._health_due_at = 0.0
+        self._is_doubted = False
 
     @property
     def worker(self) -> Worker | None:
@@ -67,8 +68,7 @@ class WorkerWatch:
 
     def doubt(self) -> None:
         """Identify it anew at the next look: it may be another process by now, or serve other models."""
-        self._health_due_at = 0.0
-        self.error = self.error or "its connections failed"
+        self._is_doubted = True
 
     def describe(self) -> str:
         """One line: what it is and how far its index can be believed."""
@@ -78,7 +78,7 @@ class WorkerWatch:
     async def look(self, now: float) -> Sighting:
         """Ask the worker; never raises for what it does."""
         try:
-            if self.facts is None or self.error:
+            if self.facts is None or self.error or self._is_doubted:
                 return await self.identify(now)
             return await self._check(now)
         except (ProbeFailed, CallFailed) as error:
@@ -93,6 +93,7 @@ class WorkerWatch:
             self._session, self.spec.url, self.headers, timeout_seconds=self._timeout_seconds
         )
         self.error = ""
+        self._is_doubted = False
         self._health_due_at = now + self._health_seconds
         return (
             Sighting.RESTARTED if known is not None and _is_newer(self.facts, known) else Sighting.IDENTIFIED

@@ -1,0 +1,133 @@
+"""The fleet around the core: members, rounds of asking, what the proxy is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import aiohttp
+import pytest
+import zmq
+
+from policies import make_policy
+from router.config import Settings
+from router.core.routing import RoutingCore
+from router.discovery import StaticSource, WorkerSpec
+from router.fleet import Fleet, FleetTokenHost
+from router.fleet.limits import REPROBE_SECONDS
+from router.metrics import Metrics
+from tests.support.fake_worker import FakeWorker
+from tests.support.waiting import eventually
+
+
+def models(*names: str) -> dict:
+    entries = ", ".join(f'{{"id": "{name}", "parent": null}}' for name in names)
+    return {"GET /v1/models": (200, f'{{"data": [{entries}]}}'.encode()), "GET /health": (200, b"")}
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@contextlib.asynccontextmanager
+async def fleet_of(*specs: WorkerSpec, clock: Clock | None = None):
+    core = RoutingCore(policy=make_policy("kv"))
+    context = zmq.Context()
+    async with aiohttp.ClientSession() as session:
+        fleet = Fleet(
+            core=core, settings=Settings(), session=session, context=context, clock=clock or Clock()
+        )
+        fleet.start(StaticSource(specs))
+        try:
+            yield fleet
+        finally:
+            await fleet.stop()
+            context.destroy(linger=0)
+
+
+def spec(worker: FakeWorker, name: str = "w0") -> WorkerSpec:
+    return WorkerSpec(id=name, url=worker.url)
+
+
+async def test_models_are_the_union_and_the_first_entry_of_a_name_counts() -> None:
+    async with (
+        FakeWorker(models("a", "b")) as left,
+        FakeWorker(models("b", "c")) as right,
+        fleet_of(spec(left, "l"), spec(right, "r")) as fleet,
+    ):
+        await eventually(lambda: len(fleet.core.workers()) == 2)
+        assert [entry["id"] for entry in fleet.model_entries()] == ["a", "b", "c"]
+
+
+async def test_it_is_ready_with_one_usable_worker_and_not_while_closing() -> None:
+    async with FakeWorker({"GET /v1/models": (500, b"")}) as worker, fleet_of(spec(worker)) as fleet:
+        await eventually(lambda: worker.requests)
+        assert fleet.has_pending()
+        assert not fleet.is_ready()
+        worker.answers = models("a")
+        fleet.suspect("w0")  # look at once
+        await eventually(fleet.is_ready)
+        assert not fleet.has_pending()
+        fleet.is_closing = True
+        assert not fleet.is_ready()
+
+
+async def test_callers_share_one_round_of_asking_and_rounds_keep_their_distance() -> None:
+    clock = Clock()
+    async with FakeWorker(models("a")) as worker, fleet_of(spec(worker), clock=clock) as fleet:
+        await eventually(fleet.is_ready)
+        worker.answers = models("a", "new")
+        before = len(worker.bodies("/v1/models"))
+        await asyncio.gather(*(fleet.reprobe("new") for _ in range(20)))
+        assert len(worker.bodies("/v1/models")) == before + 1
+        assert "new" in fleet.core.models()
+        await fleet.reprobe("other")
+        assert len(worker.bodies("/v1/models")) == before + 1
+        clock.now += REPROBE_SECONDS
+        await fleet.reprobe("other")
+        assert len(worker.bodies("/v1/models")) == before + 2
+
+
+async def test_what_cannot_be_added_is_said() -> None:
+    async with FakeWorker(models("a")) as worker, fleet_of(spec(worker)) as fleet:
+        await eventually(fleet.is_ready)
+        with pytest.raises(ValueError, match="is a worker already"):
+            await fleet.add_worker(worker.url, name="another")
+        with pytest.raises(ValueError, match="https"):
+            await fleet.add_worker("https://h:1")
+        with pytest.raises(ValueError, match="kv_events"):
+            await fleet.add_worker("http://h:1", kv_events="udp://h:2")
+        assert [member.id for member in fleet.members] == ["w0"]
+
+
+async def test_a_worker_removed_while_it_is_asked_does_not_come_back() -> None:
+    asked, answered = asyncio.Event(), asyncio.Event()
+
+    async def slow_models(_: bytes) -> tuple[int, bytes]:
+        asked.set()
+        await answered.wait()
+        return models("a")["GET /v1/models"]
+
+    async with FakeWorker({"GET /v1/models": slow_models}) as worker, fleet_of() as fleet:
+        adding = asyncio.ensure_future(fleet.add_worker(worker.url, name="w9"))
+        await asked.wait()
+        await fleet.remove_worker("w9")
+        answered.set()
+        await adding
+        assert fleet.core.workers() == []
+        assert fleet.views() == []
+
+
+async def test_the_token_host_answers_from_the_fleet_as_it_is_now() -> None:
+    async with FakeWorker(models("a")) as worker, fleet_of(spec(worker)) as fleet:
+        host = FleetTokenHost(fleet.core, fleet, Metrics())
+        assert host.hash_spaces("a") == []
+        await eventually(fleet.is_ready)
+        assert [space.base_model for space in host.hash_spaces("a")] == ["a"]
+        assert host.tokenize_targets("a") == []  # it has no /tokenize
+        assert not host.wants_exact_overlap("a")
+        await fleet.remove_worker("w0")
+        assert host.hash_spaces("a") == []

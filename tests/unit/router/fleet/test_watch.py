@@ -1,0 +1,120 @@
+"""One worker under watch: what a look shows, and when it is asked anew what it is."""
+
+from __future__ import annotations
+
+import aiohttp
+import pytest
+
+from router.discovery import WorkerSpec
+from router.engines import WorkerFacts
+from router.fleet.watch import Sighting, WorkerWatch, worker_of
+from tests.support.fake_worker import FakeWorker
+
+MODELS = b'{"data": [{"id": "m", "owned_by": "vllm", "parent": null}]}'
+METRICS = b"""
+vllm:cache_config_info{block_size="16",num_gpu_blocks="100",engine="0"} 1.0
+vllm:num_requests_running{engine="0"} 3.0
+process_start_time_seconds %d
+"""
+
+
+def vllm_answers(*, started: int = 1) -> dict:
+    return {
+        "GET /v1/models": (200, MODELS),
+        "GET /metrics": (200, METRICS % started),
+        "GET /version": (200, b'{"version": "0.32.0"}'),
+        "GET /health": (200, b""),
+        "POST /tokenize": (200, b'{"tokens": [1]}'),
+    }
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as session:
+        yield session
+
+
+def watch_of(worker: FakeWorker, session: aiohttp.ClientSession) -> WorkerWatch:
+    spec, headers = WorkerSpec(id="w", url=worker.url), {"authorization": "Bearer k"}
+    return WorkerWatch(spec, session, headers=headers, timeout_seconds=2.0, health_seconds=10.0)
+
+
+async def test_the_first_look_identifies_and_the_next_ones_read_gauges(session) -> None:
+    async with FakeWorker(vllm_answers()) as worker:
+        watch = watch_of(worker, session)
+        assert watch.worker is None
+        assert await watch.look(0.0) is Sighting.IDENTIFIED
+        assert watch.worker.block_tokens == 16
+        assert await watch.look(1.0) is Sighting.ALIVE
+        assert watch.gauges.running == 3
+        assert worker.bodies("/version") == [b""]  # asked once
+        assert {headers["authorization"] for _, _, headers, _ in worker.requests} == {"Bearer k"}
+
+
+async def test_health_is_asked_at_its_own_pace(session) -> None:
+    async with FakeWorker(vllm_answers()) as worker:
+        watch = watch_of(worker, session)
+        for now in (0.0, 1.0, 9.0, 10.0, 11.0, 20.0):
+            await watch.look(now)
+        assert len(worker.bodies("/health")) == 2
+
+
+@pytest.mark.parametrize("path", ["GET /health", "GET /metrics"])
+async def test_a_worker_has_failed_until_it_tells_again_what_it_is(session, path) -> None:
+    async with FakeWorker(vllm_answers()) as worker:
+        watch = watch_of(worker, session)
+        await watch.look(0.0)
+        for now, broken in ((20.0, (500, b"")), (60.0, None)):
+            worker.answers[path] = broken
+            assert await watch.look(now) is Sighting.FAILED
+            assert watch.error
+            assert watch.gauges.running is None
+            worker.answers = vllm_answers()
+            assert await watch.look(now + 20.0) is Sighting.IDENTIFIED
+            assert not watch.error
+
+
+async def test_another_process_is_a_restart_seen_in_the_metrics_or_after_an_absence(session) -> None:
+    async with FakeWorker(vllm_answers(started=1)) as worker:
+        watch = watch_of(worker, session)
+        await watch.look(0.0)
+        worker.answers = vllm_answers(started=2)
+        assert await watch.look(1.0) is Sighting.RESTARTED
+        assert await watch.look(2.0) is Sighting.ALIVE
+        worker.answers["GET /metrics"] = None
+        assert await watch.look(3.0) is Sighting.FAILED
+        worker.answers = vllm_answers(started=3)
+        assert await watch.look(4.0) is Sighting.RESTARTED
+
+
+async def test_a_doubted_worker_is_asked_anew_what_it_is(session) -> None:
+    async with FakeWorker(vllm_answers()) as worker:
+        watch = watch_of(worker, session)
+        await watch.look(0.0)
+        worker.answers["GET /v1/models"] = (200, MODELS.replace(b'"m"', b'"other"'))
+        assert await watch.look(1.0) is Sighting.ALIVE
+        watch.doubt()
+        assert await watch.look(2.0) is Sighting.IDENTIFIED
+        assert watch.worker.base_model == "other"
+
+
+EXACT = WorkerFacts(engine="vllm", block_tokens=16, num_blocks=10)
+
+
+@pytest.mark.parametrize(
+    ("facts", "kv_events", "publishes"),
+    [
+        (EXACT, "tcp://h:1", True),
+        (EXACT, None, False),
+        (WorkerFacts(engine="vllm", num_blocks=10), "tcp://h:1", False),
+        (WorkerFacts(engine="vllm", block_tokens=16), "tcp://h:1", False),
+        (WorkerFacts(engine="vllm", block_tokens=16, num_blocks=10, num_ranks=2), "tcp://h:1", False),
+        (WorkerFacts(engine="generic"), "tcp://h:1", False),
+    ],
+)
+def test_events_are_listened_to_only_where_they_can_be_exact(facts, kv_events, publishes) -> None:
+    spec = WorkerSpec(id="w", url="http://h:8000", kv_events=kv_events, kv_replay="tcp://h:2")
+    worker = worker_of(spec, facts)
+    assert worker.publishes_events is publishes
+    assert worker.replays_events
+    assert worker.block_tokens == facts.block_tokens
