@@ -12,7 +12,7 @@ WRITE_BUFFER_HIGH = 64 * 1024
 uvloop's low-water mark is 16 bytes, which makes a pause of every chunk. The kernel's buffers come on top."""
 
 JOINED_BYTES_MAX = 64 * 1024
-"""Head and body up to here are copied into one write: each write goes out at once, and a system call costs more
+"""Head and body up to here are copied into one write: each goes out at once, and a system call costs more
 than the copy."""
 
 RESPONSE_HEAD_BYTES_MAX = 64 * 1024

@@ -54,8 +54,9 @@ class Relay:
 
     __slots__ = (
         "_client", "_clock", "_connection", "_done", "_early_headers", "_extra_lines", "_framing", "_held",
-        "_kept_bytes", "_last_at", "_limits", "_observer", "_paused_at", "_request", "_request_deadline",
-        "_scanner", "_token_gap", "_wants_body", "_worker", "begun", "body_pieces", "committed", "response",
+        "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_observer", "_paused_at", "_request",
+        "_request_deadline", "_scanner", "_token_gap", "_wants_body", "_worker", "_write", "begun",
+        "body_pieces", "committed", "response",
     )  # fmt: skip
 
     def __init__(
@@ -88,7 +89,9 @@ class Relay:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._connection: WorkerConnection | None = None
         self._worker: WorkerConnection | None = None
+        self._write = client.transport.write
         self._framing = Framing.PIECES
+        self._is_verbatim = False
         self._held = b""
         self._last_at = 0.0
         self._paused_at: float | None = None
@@ -135,22 +138,24 @@ class Relay:
             self._scanner = None
         self._wants_body = self._wants_body and head.is_json and not head.is_encoded
         if self._early_headers and head.is_event_stream and 200 <= head.status < 300:
-            self._client.transport.write(self._commit(head))
+            self._write(self._commit(head))
 
     def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
         now = self._clock()
         if ended:
             self._connection = None
-        if self.begun:
-            self._write(raw, pieces, ended)
+        if self._is_verbatim:  # nearly every chunk: the shortest way out
+            self._write(raw)
+        elif self.begun:
+            self._write(self._framed(raw, pieces, ended))
         elif pieces or ended:
             head = self._begin(pieces[0] if pieces else b"", now)
-            self._write(self._held + raw, pieces, ended, head=head)
+            self._write(head + self._framed(self._held + raw, pieces, ended))
             self._held = b""
         else:
             self._held += raw  # the size of a chunk that is still to come
         if pieces:
-            self._observe(pieces, now)
+            self._observe(pieces[0] if len(pieces) == 1 else b"".join(pieces), now)
         if ended and not self._done.done():
             self._done.set_result(None)
 
@@ -166,7 +171,9 @@ class Relay:
         self._observer.began(beginning, now)
         if self._scanner is None:
             self._observer.first_token(now)
-        return b"" if self.committed else self._commit(self.response)
+        head = b"" if self.committed else self._commit(self.response)
+        self._is_verbatim = self._framing is Framing.AS_IT_CAME
+        return head
 
     def _commit(self, head: ResponseHead) -> bytes:
         """The head for the client; from here on no other worker can answer."""
@@ -187,25 +194,24 @@ class Relay:
         lines.append(b"\r\n")
         return b"".join(lines)
 
-    def _write(self, raw: bytes, pieces: list[bytes], ended: bool, *, head: bytes = b"") -> None:
-        """One write for what one read brought: each is a system call."""
-        framing = self._framing
-        if framing is not Framing.AS_IT_CAME:
-            raw = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if framing is Framing.OUR_CHUNKS:
-                raw = (http1.chunk(raw) if raw else b"") + (http1.LAST_CHUNK if ended else b"")
-        if head or raw:
-            self._client.transport.write(head + raw if head else raw)
+    def _framed(self, raw: bytes, pieces: list[bytes], ended: bool) -> bytes:
+        """What one read brought, as one write for the client: each write is a system call."""
+        if self._framing is Framing.AS_IT_CAME:
+            return raw
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if self._framing is Framing.PIECES:
+            return body
+        return (http1.chunk(body) if body else b"") + (http1.LAST_CHUNK if ended else b"")
 
-    def _observe(self, pieces: list[bytes], now: float) -> None:
+    def _observe(self, body: bytes, now: float) -> None:
         scanner = self._scanner
         if scanner is None:
             self._last_at = now
             if self._wants_body:
-                self._keep_body(pieces)
+                self._keep_body(body)
             return
         had_first_token = scanner.first_token_seen
-        if not scanner.feed(pieces[0] if len(pieces) == 1 else b"".join(pieces)):
+        if not scanner.feed(body):
             return  # comments keep a connection alive and are no progress
         if had_first_token:
             self._token_gap(now - self._last_at)
@@ -213,9 +219,9 @@ class Relay:
             self._observer.first_token(now)
         self._last_at = now
 
-    def _keep_body(self, pieces: list[bytes]) -> None:
-        self.body_pieces += pieces
-        self._kept_bytes += sum(map(len, pieces))
+    def _keep_body(self, body: bytes) -> None:
+        self.body_pieces.append(body)
+        self._kept_bytes += len(body)
         if self._kept_bytes > USAGE_BODY_BYTES_MAX:
             self.body_pieces = []
             self._wants_body = False
@@ -240,7 +246,7 @@ class Relay:
         """The worker failed in mid-answer: end a stream with an error event if one can be placed (True), else
         cut the connection, so that the client cannot take the part for the whole."""
         if self._can_place_event():
-            self._client.transport.write(http1.chunk(error_event(error.body(), done=done)) + http1.LAST_CHUNK)
+            self._write(http1.chunk(error_event(error.body(), done=done)) + http1.LAST_CHUNK)
             return True
         if (
             self._framing is Framing.PIECES

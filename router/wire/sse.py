@@ -62,16 +62,13 @@ class SseScanner:
                 return 0
         num_events = data.count(b"\ndata:") + data.startswith(b"data:")
         if num_events:
-            self._observe(data)
             self.num_events += num_events
+            self._last_events = data
+            if not self.first_token_seen:
+                self.first_token_seen = not self._delta_events or _DELTA_EVENT.search(data) is not None
+            if b'"usage"' in data:
+                self._keep_usage(data)
         return num_events
-
-    def _observe(self, events: bytes) -> None:
-        self._last_events = events
-        if not self.first_token_seen:
-            self.first_token_seen = not self._delta_events or _DELTA_EVENT.search(events) is not None
-        if b'"usage"' in events:
-            self._keep_usage(events)
 
     def _keep_usage(self, events: bytes) -> None:
         """The last line with a usage that is not null. Few events have one, so a loop is affordable."""
