@@ -31,7 +31,7 @@ ask "What closes before the pump starts?"
 echo "--- why"
 curl -sS "$admin/explain?limit=1" | grep '"text"'
 echo "--- the fleet: worker, trust, blocks in its index"
-curl -sS "$admin/workers" | grep -E '^      "id"|"level"|^        "num_blocks": [0-9]+,$'
+curl -sS "$admin/workers" | grep -E '^      "id"|"level"|"num_blocks_stored"'
 echo "--- under round_robin the next goes elsewhere, and nothing is cached there"
 policy round_robin
 ask "And what comes last?"
