@@ -38,18 +38,29 @@ class LoadRequest:
     body: bytes
 
 
-def chat_request(request: TraceRequest, *, request_id: str, send_at: float, model: str) -> LoadRequest:
-    """One user message with the trace's words; the gateway has to tokenise it."""
-    body = {
+def chat_requests(
+    requests: Sequence[TraceRequest], rate_scale: float, *, prefix: str, model: str
+) -> list[LoadRequest]:
+    """Each request as one user message with the trace's words; arrival times are divided by `rate_scale`."""
+    return [
+        LoadRequest(
+            id=f"{prefix}-{i}",
+            send_at=request.arrival_seconds / rate_scale,
+            path="/v1/chat/completions",
+            body=msgspec.json.encode(_chat_body(request, model)),
+        )
+        for i, request in enumerate(requests)
+    ]
+
+
+def _chat_body(request: TraceRequest, model: str) -> dict[str, object]:
+    return {
         "model": model,
         "messages": [{"role": "user", "content": prompt_text(request)}],
         "max_tokens": request.output_tokens,
         "stream": True,
         "stream_options": {"include_usage": True},
     }
-    return LoadRequest(
-        id=request_id, send_at=send_at, path="/v1/chat/completions", body=msgspec.json.encode(body)
-    )
 
 
 OnResult = Callable[[RequestResult], None]

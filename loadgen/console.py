@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from typing import TextIO
+
+from loadgen.report import progress_line
+from loadgen.results import RequestResult
 
 PLAIN_STEPS = 4
 """Progress lines of a run where nobody watches: in a log file every redraw would be a line."""
@@ -32,3 +36,20 @@ class Console:
     def _write(self, text: str) -> None:
         self._stream.write(text)
         self._stream.flush()
+
+
+class ProgressBar:
+    """Called with each result of a load."""
+
+    def __init__(self, console: Console, label: str, total: int) -> None:
+        self._console = console
+        self._label = label
+        self._total = total
+        self._done = 0
+        self._clock = asyncio.get_running_loop().time
+        self._started = self._clock()
+
+    def __call__(self, _result: RequestResult) -> None:
+        self._done += 1
+        text = progress_line(self._label, self._done, self._total, self._clock() - self._started)
+        self._console.progress(text, self._done, self._total)

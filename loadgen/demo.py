@@ -23,13 +23,13 @@ import aiohttp
 import uvloop
 
 from loadgen.children import Child, ChildError, free_ports
-from loadgen.client import chat_request, run_load
+from loadgen.client import chat_requests, run_load
 from loadgen.compare import Summary, summarize
-from loadgen.console import Console
+from loadgen.console import Console, ProgressBar
 from loadgen.explain import explain_line, most_telling
 from loadgen.mock_process import REPLAY_PORT_OFFSET
 from loadgen.pacing import UTILISATION, Pace, pace_for
-from loadgen.report import progress_line, render_table
+from loadgen.report import TABLE_NOTE, render_table
 from loadgen.results import RequestResult
 from loadgen.trace_files import read_trace
 from loadgen.traces import TraceError, TraceRequest, hit_rate_dealt, statistics_of
@@ -44,7 +44,8 @@ NUM_BLOCKS = 65_536
 EVENTS_PORT_OFFSET = 200
 """Events of worker i on its HTTP port plus this."""
 MODEL = "mock"
-SEED = 1
+SEED = 261
+"""Of three hundred tried, one whose 600 requests come near the trace's figures: lengths, hit rates, next turns."""
 DECISIONS_ASKED = 256
 INTERRUPTED = 130
 """Exit code of a program ended by Ctrl-C, as shells have it."""
@@ -111,9 +112,7 @@ async def _demo(arguments: argparse.Namespace, console: Console) -> int:
         summaries = [await run.under(policy) for policy in arguments.policies]
     console.line()
     console.line(render_table(summaries))
-    console.line(
-        "times in ms as measured; balance: busiest worker over the mean, of requests and prefill tokens"
-    )
+    console.line(TABLE_NOTE)
     for line in run.explained:
         console.line(line)
     return int(any(summary.num_errors for summary in summaries))
@@ -156,25 +155,8 @@ class _Run:
         return summarize(policy, results, len(self._fleet.urls), random.Random(SEED))
 
     async def _load(self, policy: str, url: str) -> list[RequestResult]:
-        loads = [
-            chat_request(
-                request,
-                request_id=f"{policy}-{i}",
-                send_at=request.arrival_seconds / self._pace.rate_scale,
-                model=MODEL,
-            )
-            for i, request in enumerate(self._requests)
-        ]
-        clock = asyncio.get_running_loop().time
-        started, done = clock(), 0
-
-        def on_result(_result: RequestResult) -> None:
-            nonlocal done
-            done += 1
-            text = progress_line(policy, done, len(loads), clock() - started)
-            self._console.progress(text, done, len(loads))
-
-        return await run_load(url, loads, on_result)
+        loads = chat_requests(self._requests, self._pace.rate_scale, prefix=policy, model=MODEL)
+        return await run_load(url, loads, ProgressBar(self._console, policy, len(loads)))
 
     async def _explain(self, policy: str, admin: str) -> None:
         answer = await _get(self._session, f"{admin}/explain?limit={DECISIONS_ASKED}")

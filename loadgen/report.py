@@ -25,6 +25,9 @@ COLUMNS: Sequence[Column] = (
     ("balance req", lambda row: _ratio(row.request_balance)),
     ("prefill", lambda row: _ratio(row.prefill_balance)),
 )
+TABLE_NOTE = (
+    "times in ms as measured; balance: busiest worker over the mean, of requests and of prefill tokens"
+)
 
 
 def render_table(summaries: Sequence[Summary]) -> str:
