@@ -78,29 +78,29 @@ class KvFeed:
 
     def connected(self, slot: Slot, *, now: float) -> list[RequestReplay]:
         """The event socket has a connection, for the first time or again."""
-        return self._carry_out(slot, self._publishers[slot].sequencer.connected())
+        return self._carry_out(slot, self._publishers[slot].sequencer.connected(), now)
 
     def disconnected(self, slot: Slot, *, now: float) -> None:
         """The event socket lost its connection."""
-        self._carry_out(slot, self._publishers[slot].sequencer.disconnected())
+        self._carry_out(slot, self._publishers[slot].sequencer.disconnected(), now)
 
     def receive(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
         """A published message. About 1 us for a block of 16 tokens."""
         replays_from = self._publishers[slot].receive(sequence, payload, is_replay=False)
-        return self._finish_step(slot, replays_from)
+        return self._finish_step(slot, replays_from, now)
 
     def receive_replay(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
         """A message of the replay that was asked for last."""
         replays_from = self._publishers[slot].receive(sequence, payload, is_replay=True)
-        return self._finish_step(slot, replays_from)
+        return self._finish_step(slot, replays_from, now)
 
     def replay_ended(self, slot: Slot, *, now: float) -> list[RequestReplay]:
         """The replay's end marker came."""
-        return self._carry_out(slot, self._publishers[slot].sequencer.replay_ended())
+        return self._carry_out(slot, self._publishers[slot].sequencer.replay_ended(), now)
 
     def replay_failed(self, slot: Slot, reason: str, *, now: float) -> list[RequestReplay]:
         """The replay broke off or its end marker never came."""
-        return self._carry_out(slot, self._publishers[slot].sequencer.replay_failed(reason))
+        return self._carry_out(slot, self._publishers[slot].sequencer.replay_failed(reason), now)
 
     def malformed(self, slot: Slot, reason: str) -> None:
         """The socket brought something that is no message."""
@@ -123,9 +123,9 @@ class KvFeed:
         publisher = self._publishers.get(slot)
         return publisher.truncate(hashes) if publisher else 0
 
-    def reset(self, slot: Slot, reason: str) -> None:
+    def reset(self, slot: Slot, reason: str, *, now: float) -> None:
         """Forget what the worker holds and go on from its next message."""
-        self._carry_out(slot, self._publishers[slot].sequencer.restart(reason))
+        self._carry_out(slot, self._publishers[slot].sequencer.restart(reason), now)
 
     def trust(self, slot: Slot) -> Trust:
         """How far the worker's overlap may be believed. PREDICTED for one without a publisher."""
@@ -135,7 +135,7 @@ class KvFeed:
     def stats(self, slot: Slot) -> FeedStats:
         """Counters of a worker's publisher; all zero for one without."""
         publisher = self._publishers.get(slot)
-        return publisher.stats() if publisher else FeedStats()
+        return publisher.current_stats() if publisher else FeedStats()
 
     def sweep(self) -> bool:
         """Give back memory of what was forgotten, one slice of about 1 ms; True when nothing is left."""
@@ -155,18 +155,16 @@ class KvFeed:
             index.check()
         for slot, publisher in self._publishers.items():
             publisher.check()
-            is_exact = publisher.trust().level is TrustLevel.EXACT
-            assert bool(self._exact_slots >> slot & 1) == is_exact, "only exact workers contribute"
+            assert bool(self._exact_slots >> slot & 1) == publisher.is_exact, "only exact workers contribute"
 
-    def _carry_out(self, slot: Slot, steps: list[Step]) -> list[RequestReplay]:
-        return self._finish_step(slot, self._publishers[slot].carry_out(steps))
+    def _carry_out(self, slot: Slot, steps: list[Step], now: float) -> list[RequestReplay]:
+        return self._finish_step(slot, self._publishers[slot].carry_out(steps), now)
 
-    def _finish_step(self, slot: Slot, replays_from: list[int]) -> list[RequestReplay]:
+    def _finish_step(self, slot: Slot, replays_from: list[int], now: float) -> list[RequestReplay]:
         publisher = self._publishers[slot]
-        if publisher.trust().level is TrustLevel.EXACT:
-            self._exact_slots |= 1 << slot
-        else:
-            self._exact_slots &= ~(1 << slot)
+        if publisher.is_exact != bool(self._exact_slots >> slot & 1):
+            self._exact_slots ^= 1 << slot
+            publisher.stats.exact_changed_at = now
         if publisher.garbage:
             self._garbage += publisher.garbage
             publisher.garbage = []

@@ -9,8 +9,9 @@ worker goes with its map.
 An engine does not merge equal blocks: it stores a block again when it computed it again, and removes it once
 per copy. Copies beyond the first are counted in a map of exceptions.
 
-Memory of a block of one worker, index included: two dict entries of 27 to 54 bytes (as the dicts fill) and two
-integers of 32. Measured: 139 to 162 bytes for blocks that one worker holds, 107 to 121 for those of eight.
+Memory of a block of one worker, index included: two dict entries of 27 to 54 bytes (as the dicts fill) and
+two integers of 32. Measured: 139 to 162 bytes for blocks that one worker holds, 107 to 121 for those of
+eight.
 """
 
 from __future__ import annotations

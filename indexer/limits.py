@@ -32,8 +32,8 @@ NAMESPACES = 4_096
 """Root seeds kept per publisher, one for each adapter and cache salt seen: 0.5 MB. They are only a cache."""
 
 BUFFERED_MESSAGES = 1_000
-"""Live messages held back per publisher during a replay. They are released in one step, of 0.1 s at the worst;
-what does not fit is asked for again."""
+"""Live messages held back per publisher during a replay. They are released in one step, of 0.1 s at the
+worst; what does not fit is asked for again."""
 
 BUFFERED_BYTES = 16 << 20
 """The same in bytes: with 100 workers replaying at once, 1.6 GB at the worst."""

@@ -1,7 +1,6 @@
-"""One worker's publisher: adapter, sequencer and key maps joined. Where its events become blocks in the
-index.
+"""One worker's publisher: adapter, sequencer and key maps joined. Its events become blocks in the index here.
 
-The order of messages is the sequencer's matter, names of blocks are the key maps'; here events are applied.
+The order of messages is the sequencer's matter, names of blocks are the key maps'; events are applied here.
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ class FeedStats:
     num_overreports: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     num_blocks: int = 0
+    """Held on the device now."""
     last_sequence: int | None = None
+    exact_changed_at: float | None = None
+    """When the worker last became exact or ceased to be; monotonic seconds, None for never."""
 
 
 class Publisher:
@@ -54,6 +56,7 @@ class Publisher:
         dp_rank: int | None,
     ) -> None:
         self.sequencer = Sequencer(can_replay=can_replay)
+        self.stats = FeedStats()
         self.garbage: list[dict[Key, BlockHash]] = []
         """Forgotten entries, for their memory to be given back in slices."""
         self._slot = slot
@@ -66,7 +69,11 @@ class Publisher:
         self._seeds: dict[tuple[str, str], BlockHash] = {}
         self._group: int | None = None  # the first main attention group seen; others would count blocks twice
         self._mismatch = ""
-        self._stats = FeedStats()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the trust level is EXACT."""
+        return not (self._mismatch or self.sequencer.doubt)
 
     def trust(self) -> Trust:
         """How far the claims of this worker may be believed now."""
@@ -76,19 +83,19 @@ class Publisher:
             return Trust(TrustLevel.RECOVERING, self.sequencer.doubt)
         return Trust(TrustLevel.EXACT, self.sequencer.missing_history)
 
-    def stats(self) -> FeedStats:
+    def current_stats(self) -> FeedStats:
         """The counters, brought up to date."""
-        stats, sequencer = self._stats, self.sequencer
-        stats.num_gaps = sequencer.stats.num_gaps
-        stats.num_replays = sequencer.stats.num_replays
-        stats.num_restarts = sequencer.stats.num_restarts
-        stats.last_sequence = sequencer.last_sequence
-        stats.num_blocks = self._indexes[Tier.DEVICE].num_blocks(self._slot)
-        return stats
+        counted = self.sequencer.stats
+        self.stats.num_gaps = counted.num_gaps
+        self.stats.num_replays = counted.num_replays
+        self.stats.num_restarts = counted.num_restarts
+        self.stats.last_sequence = self.sequencer.last_sequence
+        self.stats.num_blocks = self._indexes[Tier.DEVICE].num_blocks(self._slot)
+        return self.stats
 
     def receive(self, sequence: int, payload: bytes, *, is_replay: bool) -> list[int]:
         """Take in one message; returns the numbers from which a replay must be asked for."""
-        self._stats.num_messages += 1
+        self.stats.num_messages += 1
         batch = self._read(payload)
         if batch is None and sequence != self.sequencer.next_sequence:
             self.ignore("malformed_payload")  # if it was one of the stream, a gap will show
@@ -121,17 +128,18 @@ class Publisher:
 
     def ignore(self, reason: str) -> None:
         """Count something that could not be used."""
-        self._stats.ignored[reason] += 1
+        self.stats.ignored[reason] += 1
 
     def forget(self) -> None:
         """Drop every claim, in every tier."""
+        self._group = None
         for key_map in self._maps.values():
             self.garbage += key_map.clear()
 
     def truncate(self, hashes: Sequence[BlockHash]) -> int:
         """Drop the claims on these blocks: the engine reported that it does not hold them."""
         num_dropped = sum(index.truncate(self._slot, hashes) for index in self._indexes.values())
-        self._stats.num_overreports += num_dropped > 0
+        self.stats.num_overreports += num_dropped > 0
         return num_dropped
 
     def check(self) -> None:
@@ -153,8 +161,9 @@ class Publisher:
             self.ignore("malformed_payload")
             self.forget()
             return
-        self._stats.num_events += len(batch.events)
-        self._stats.ignored.update(batch.ignored)
+        self.stats.num_events += len(batch.events)
+        if batch.ignored:
+            self.stats.ignored.update(batch.ignored)
         for event in batch.events:
             if isinstance(event, BlockStored):
                 self._store(event)
@@ -164,6 +173,8 @@ class Publisher:
                 self._clear(event)
 
     def _store(self, event: BlockStored) -> None:
+        if self._group is None:
+            self._group = event.group
         if not self._is_main_group(event.group):
             return
         if not event.token_ids:
@@ -174,7 +185,7 @@ class Publisher:
             return
         seed = self._seed_of(event)
         if seed is None:
-            self._stats.num_orphans += 1
+            self.stats.num_orphans += 1
             return
         try:
             packed = pack_tokens(event.token_ids)
@@ -183,7 +194,7 @@ class Publisher:
             return
         hashes = chain_block_hashes(packed, event.block_tokens * TOKEN_BYTES, seed, event.extra)
         keys = map(key_of, event.block_hashes)
-        self._stats.num_blocks_stored += len(hashes)
+        self.stats.num_blocks_stored += len(hashes)
         self._maps[event.tier].store(keys, hashes)
 
     def _store_named(self, event: BlockStored) -> None:
@@ -192,9 +203,9 @@ class Publisher:
             key = key_of(engine_hash)
             block_hash = self._block_hash(key)
             if block_hash is None:
-                self._stats.num_orphans += 1
+                self.stats.num_orphans += 1
             else:
-                self._stats.num_blocks_stored += 1
+                self.stats.num_blocks_stored += 1
                 self._maps[event.tier].store((key,), (block_hash,))
 
     def _remove(self, event: BlockRemoved) -> None:
@@ -202,23 +213,20 @@ class Publisher:
             return
         remove = self._maps[event.tier].remove
         for engine_hash in event.block_hashes:
-            self._stats.num_blocks_removed += remove(key_of(engine_hash))
+            self.stats.num_blocks_removed += remove(key_of(engine_hash))
 
     def _clear(self, _event: AllBlocksCleared) -> None:
-        self._stats.num_clears += 1
+        self.stats.num_clears += 1
         self.forget()
 
     def _is_main_group(self, group: int) -> bool:
-        if self._group is None:
-            self._group = group
         if group == self._group:
             return True
         self.ignore("attention_group")
         return False
 
     def _note_mismatch(self, event: BlockStored) -> None:
-        """On the device it means that no prompt will ever match; another tier may cut its blocks as it
-        likes."""
+        """On the device no prompt will ever match; another tier may cut its blocks as it likes."""
         self.ignore("block_size")
         if event.tier is Tier.DEVICE:
             self._mismatch = (

@@ -102,7 +102,6 @@ class SequencerStats:
     num_gaps: int = 0
     num_replays: int = 0
     num_restarts: int = 0
-    num_dropped: int = 0
 
 
 class Sequencer:
@@ -234,7 +233,6 @@ class Sequencer:
             self._advance(message)
             return [Apply(message)]
         if rule is Rule.DROP:
-            self.stats.num_dropped += 1
             return []
         if rule is Rule.BEGIN_HERE:
             steps = self._begin_anew(f"the history before message {message.sequence} is unknown")

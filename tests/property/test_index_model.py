@@ -128,7 +128,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @rule(slot=slots)
     def reset(self, slot: int) -> None:
-        self.feed.reset(slot, "said so")
+        self.feed.reset(slot, "said so", now=0.0)
         self.oracles[slot] = Oracle()
 
     @rule(slot=slots)

@@ -169,6 +169,12 @@ def test_only_the_first_main_group_counts(worker: Worker) -> None:
     assert worker.depth(chain()) == 2
 
 
+def test_a_removal_chooses_no_group(worker: Worker) -> None:
+    """A stream may be joined at any message, such as one of a sliding window."""
+    worker.publish(removed(9, group_idx=3), stored([1, 2, 3], PROMPT, group_idx=0))
+    assert worker.depth(chain()) == 3
+
+
 def test_sliding_windows_are_left_out(worker: Worker) -> None:
     worker.publish(
         stored([1], PROMPT[:4], group_idx=1, kv_cache_spec_kind="sliding_window"),
@@ -185,7 +191,7 @@ def test_another_block_size_degrades_the_worker(feed: KvFeed, worker: Worker) ->
     assert worker.depth(chain()) == 0
     assert feed.trust(0) == Trust(TrustLevel.DEGRADED, "worker stores blocks of 16 tokens, expected 4")
     assert worker.stats.ignored == {"block_size": 1}
-    feed.reset(0, "its block size was asked for again")
+    feed.reset(0, "its block size was asked for again", now=0.0)
     worker.publish(stored([1], PROMPT[:4]))
     assert worker.depth(chain()) == 1
 
@@ -214,7 +220,7 @@ def test_the_engine_reported_less(feed: KvFeed, worker: Worker) -> None:
 
 def test_reset_forgets_and_goes_on(feed: KvFeed, worker: Worker) -> None:
     worker.publish(stored([1, 2, 3], PROMPT))
-    feed.reset(0, "said so")
+    feed.reset(0, "said so", now=0.0)
     assert worker.depth(chain()) == 0
     worker.publish(stored([1], PROMPT[:4]))
     assert worker.depth(chain()) == 1

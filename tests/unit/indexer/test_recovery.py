@@ -206,3 +206,14 @@ def test_garbage_during_a_replay_is_asked_for_and_then_given_up() -> None:
     feed.receive_replay(0, 1, b"garbage", now=0.0)
     assert feed.replay_ended(0, now=0.0) == []
     assert believed(feed) == {2}
+
+
+def test_since_when_a_worker_is_exact() -> None:
+    feed = feed_of()
+    assert feed.stats(0).exact_changed_at is None
+    feed.receive(0, 0, store_of(0), now=1.0)
+    feed.receive(0, 1, store_of(1), now=2.0)
+    assert feed.stats(0).exact_changed_at == 1.0
+    feed.receive(0, 3, store_of(3), now=3.0)
+    feed.receive(0, 4, store_of(4), now=4.0)
+    assert feed.stats(0).exact_changed_at == 3.0
