@@ -1,4 +1,4 @@
-"""A worker that is scripted byte by byte, and records what it was sent. It knows no HTTP but request framing."""
+"""A worker that is scripted byte by byte and records what it was sent; it knows no more HTTP than framing."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WorkerSide:
 
 
 class RawWorker:
-    """`async with RawWorker(script) as worker`. Connections stay open between requests until a side closes."""
+    """`async with RawWorker(script) as worker`. Connections stay open until a side closes them."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -107,8 +107,8 @@ class RawWorker:
                 side.num_requests += 1
                 self.requests.append(request)
                 await self.script(side)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # the other side has left, or the test is over
         finally:
             self.num_open -= 1
             self._tasks.discard(task)
