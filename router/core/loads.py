@@ -157,7 +157,11 @@ class ActiveSequences:
         self, slot: Slot, unit: Unit, chain: Sequence[BlockHash], num_unshared: int
     ) -> int:
         """Blocks that a prompt would add: all but the longest prefix that is active on the worker."""
-        return len(chain) + num_unshared - self._workers[slot].blocks(unit).num_shared(chain)
+        return len(chain) + num_unshared - self.num_shared_blocks(slot, unit, chain)
+
+    def num_shared_blocks(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> int:
+        """Leading blocks of a prompt that active requests of the worker hold."""
+        return self._workers[slot].blocks(unit).num_shared(chain)
 
     def is_active(self, booking: Booking) -> bool:
         return self._bookings.get(booking.request_id) is booking

@@ -123,10 +123,23 @@ class Beliefs:
         chain = prompt.chains.get(space)
         if not chain:
             return
-        if prompt.unit is Unit.BYTES or not self.has_events(slot):
-            self._predictions.store(slot, chain, now=now)
-        elif overlap.exact.get(slot, 0) < len(chain):
-            self._bridge.store(slot, chain, now=now)
+        if overlap.exact.get(slot, 0) < len(chain):
+            self._own(slot, prompt.unit).store(slot, chain, now=now)
+
+    def confirm(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> None:
+        """The worker has begun to answer a request with that prompt: its blocks are there."""
+        self._own(slot, unit).confirm(slot, chain)
+
+    def retract(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> None:
+        """An attempt that needed these blocks, the end of a prompt, ended before its answer began.
+
+        What is believed for other reasons stays: it was answered from, or the worker's events tell of it.
+        """
+        self._own(slot, unit).retract(slot, chain)
+
+    def _own(self, slot: Slot, unit: Unit) -> PredictedIndex:
+        """Where our own decisions about prompts of that unit are kept."""
+        return self._bridge if unit is Unit.TOKENS and self.has_events(slot) else self._predictions
 
     def withdraw(
         self, slot: Slot, expectation: Expectation, block_tokens: int, reported_tokens: int, *, now: float
@@ -142,6 +155,7 @@ class Beliefs:
         if self.num_losses(slot) == expectation.num_losses:
             self.feed.truncate(slot, expectation.chain[reported_tokens // block_tokens : promised])
             self._bridge.store(slot, expectation.chain, now=now)
+            self._bridge.confirm(slot, expectation.chain)
 
     def num_losses(self, slot: Slot) -> int:
         """How often the worker's events have told so far that something is no longer there."""

@@ -52,6 +52,11 @@ class ServedLast:
         if len(self._workers) > self._capacity:
             self._workers.popitem(last=False)
 
+    def forget(self, chain: Sequence[BlockHash], worker_id: WorkerId) -> None:
+        """The worker did not serve this prompt after all."""
+        if chain and self._workers.get(chain[-1]) == worker_id:
+            del self._workers[chain[-1]]
+
     def find(self, chain: Sequence[BlockHash]) -> WorkerId | None:
         """The worker of the deepest block of `chain` that ended an earlier prompt."""
         workers = self._workers

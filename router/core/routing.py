@@ -188,6 +188,7 @@ class RoutingCore:
         if booking.is_streamed:
             entry.speed.observe(booking.queued_prefill_tokens, now - booking.booked_at)
         self._loads.release_prefill(booking)
+        self._beliefs.confirm(booking.slot, booking.unit, booking.expectation.chain)
 
     def output_tokens(self, request_id: str, n: int, *, now: float) -> None:
         """`n` more tokens were generated; the first of them ends the prefill."""
@@ -223,7 +224,10 @@ class RoutingCore:
         return CachedTokens(booking.expectation.cached_tokens, reported)
 
     def finish(self, request_id: str, outcome: Outcome, *, now: float, attempt: int | None = None) -> None:
-        """Frees all that is booked for the request, exactly once. `attempt`: only if that one is active."""
+        """Frees all that is booked for the request, exactly once. `attempt`: only if that one is active.
+
+        An attempt that ended before its answer began leaves no belief behind that its prompt is held.
+        """
         booking = self._loads.get(request_id, attempt)
         if booking is None:
             return
@@ -231,6 +235,15 @@ class RoutingCore:
         if entry.sole is booking:
             entry.sole = None
         self._loads.free(booking)
+        if not _is_computed(booking, outcome):
+            self._disbelieve(booking, entry)
+
+    def _disbelieve(self, booking: Booking, entry: WorkerEntry) -> None:
+        """What other requests in flight share with it may still come true."""
+        chain = booking.expectation.chain
+        num_shared = self._loads.num_shared_blocks(booking.slot, booking.unit, chain)
+        self._beliefs.retract(booking.slot, booking.unit, chain[num_shared:])
+        self._planner.served_last.forget(chain, entry.worker.id)
 
     # Time and insight
 
@@ -260,3 +273,13 @@ class RoutingCore:
         for entry in self._workers:
             booked = self._loads.of_worker(entry.slot).bookings
             assert entry.sole is None or booked == {entry.sole.request_id: entry.sole}
+
+
+def _is_computed(booking: Booking, outcome: Outcome) -> bool:
+    """Whether the worker is taken to hold the prompt of an attempt that ended.
+
+    One that is not streamed shows nothing before its whole answer is there. When it was only its client that
+    left, the forecast of its prefill stands.
+    """
+    is_foretold = not booking.is_streamed and booking.prefill_tokens == 0
+    return booking.is_started or (is_foretold and outcome is Outcome.CLIENT_GONE)

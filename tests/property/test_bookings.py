@@ -53,6 +53,10 @@ class Flight:
     output: int = 0
     started: bool = False
 
+    @property
+    def is_computed(self):
+        return self.started or (not self.streamed and self.prefill == 0)
+
 
 @dataclass
 class Reference:
@@ -60,11 +64,15 @@ class Reference:
 
     flights: dict[str, Flight] = field(default_factory=dict)
     sent: dict[str, dict[int, float]] = field(default_factory=dict)
+    unproven: dict[str, set[int]] = field(default_factory=dict)
     speeds: dict[str, PrefillSpeed] = field(default_factory=dict)
 
     def join(self, worker_id):
-        self.sent[worker_id] = {}
+        self.forget(worker_id)
         self.speeds[worker_id] = PrefillSpeed()
+
+    def forget(self, worker_id):
+        self.sent[worker_id], self.unproven[worker_id] = {}, set()
 
     def leave(self, worker_id):
         self.flights = {key: flight for key, flight in self.flights.items() if flight.worker_id != worker_id}
@@ -94,14 +102,25 @@ class Reference:
         self.flights[request_id] = Flight(
             worker_id, attempt, prompt, streamed, prefill, queued, now, release_at
         )
-        self.sent[worker_id].update(dict.fromkeys(chain(prompt, worker_id), now + TTL))
+        sent, blocks = self.sent[worker_id], chain(prompt, worker_id)
+        self.unproven[worker_id] |= {block for block in blocks if sent.get(block, 0) <= now}
+        sent.update(dict.fromkeys(blocks, now + TTL))
 
     def start(self, request_id, now):
         flight = self.flights.get(request_id)
         if flight and not flight.started:
             flight.started, flight.prefill = True, 0
+            self.unproven[flight.worker_id] -= set(chain(flight.prompt, flight.worker_id))
             if flight.streamed:
                 self.speeds[flight.worker_id].observe(flight.queued, now - flight.booked_at)
+
+    def end(self, request_id, outcome):
+        flight = self.flights.pop(request_id, None)
+        if flight and not (flight.started or (outcome is Outcome.CLIENT_GONE and flight.is_computed)):
+            blocks = set(chain(flight.prompt, flight.worker_id)) - self.blocks(flight.worker_id)
+            for block in blocks & self.unproven[flight.worker_id]:
+                del self.sent[flight.worker_id][block]
+                self.unproven[flight.worker_id].discard(block)
 
     def expire(self, now):
         for flight in self.flights.values():
@@ -166,7 +185,8 @@ class Bookings(RuleBasedStateMachine):
     @rule(data=st.data())
     def retry(self, data):
         request_id = data.draw(st.sampled_from(sorted(self.reference.flights)))
-        old = self.reference.flights.pop(request_id)
+        old = self.reference.flights[request_id]
+        self.reference.end(request_id, Outcome.WORKER_FAILED)
         self.core.finish(request_id, Outcome.WORKER_FAILED, now=self.now)
         exclude = {old.worker_id}
         self.route_once(request_id, old.prompt, old.streamed, attempt=old.attempt + 1, exclude=exclude)
@@ -190,7 +210,7 @@ class Bookings(RuleBasedStateMachine):
         request_id = self.some_id(data)
         for _ in range(times):
             self.core.finish(request_id, outcome, now=self.now)
-        self.reference.flights.pop(request_id, None)
+        self.reference.end(request_id, outcome)
 
     @rule(data=st.data(), attempt=st.integers(0, 2))
     def finish_one_attempt(self, data, attempt):
@@ -198,7 +218,7 @@ class Bookings(RuleBasedStateMachine):
         self.core.finish(request_id, Outcome.CLIENT_GONE, now=self.now, attempt=attempt)
         flight = self.reference.flights.get(request_id)
         if flight and flight.attempt == attempt:
-            del self.reference.flights[request_id]
+            self.reference.end(request_id, Outcome.CLIENT_GONE)
 
     @rule(worker_id=st.sampled_from(sorted(FLEET)))
     def worker_leaves_or_returns(self, worker_id):
@@ -213,7 +233,7 @@ class Bookings(RuleBasedStateMachine):
     def health(self, worker_id, sign):
         self.core.observe_health(worker_id, sign, now=self.now)
         if sign is HealthSign.RESTARTED and worker_id in self.present:
-            self.reference.sent[worker_id] = {}
+            self.reference.forget(worker_id)
 
     @rule(worker_id=st.sampled_from(sorted(FLEET)), draining=st.booleans())
     def drain(self, worker_id, draining):

@@ -117,3 +117,41 @@ def test_a_worker_that_left_leaves_nothing(index: PredictedIndex) -> None:
     assert index.is_free(0)
     assert not index.is_free(1)
     index.check()
+
+
+def test_what_was_never_computed_is_retracted_and_what_was_believed_before_stays(
+    index: PredictedIndex,
+) -> None:
+    index.store(0, chain(1, 2), now=0.0)
+    index.confirm(0, chain(1, 2))
+    index.store(0, chain(1, 2, 3, 4), now=1.0)
+    index.store(1, chain(1, 2, 3, 4), now=1.0)
+    index.retract(0, chain(1, 2, 3, 4))
+    assert index.match(chain(1, 2, 3, 4), ALL, now=1.0) == {0: 2, 1: 4}, "another worker's are untouched"
+    assert index.num_blocks(0) == 2
+    index.check()
+
+
+def test_proof_by_any_request_is_proof(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2), now=0.0)
+    index.store(0, chain(1, 2, 3), now=0.0)
+    index.confirm(0, chain(1, 2, 3))
+    index.retract(0, chain(1, 2))
+    assert index.match(chain(1, 2, 3), ALL, now=0.0) == {0: 3}
+
+
+def test_proof_ends_with_the_belief(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2), now=0.0)
+    index.confirm(0, chain(1, 2))
+    index.store(0, chain(1, 2), now=10.0)
+    index.retract(0, chain(1, 2))
+    assert index.match(chain(1, 2), ALL, now=10.0) == {}, "it was due when it was predicted again"
+
+
+def test_what_was_evicted_meanwhile_is_not_retracted_again(index: PredictedIndex) -> None:
+    index.add_slot(2, 2)
+    index.store(2, chain(1, 2), now=0.0)
+    index.store(2, chain(8, 9), now=0.0)
+    index.retract(2, chain(1, 2))
+    assert index.match(chain(8, 9), ALL, now=0.0) == {2: 2}
+    index.check()

@@ -25,8 +25,9 @@ def tiers(core, prompt):
 
 
 def serve(core, tokens, now=0.0, unit=Unit.TOKENS):
-    """Sends a prompt and lets it end; the worker that it went to."""
+    """Sends a prompt and lets it be answered; the worker that it went to."""
     decision = core.route(request("served"), prompt_of(tokens, unit=unit), now=now)
+    core.first_token("served", now=now)
     core.finish("served", Outcome.DONE, now=now)
     return decision.worker.id
 

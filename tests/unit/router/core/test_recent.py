@@ -57,3 +57,14 @@ def test_the_search_of_a_long_prompt_is_bounded(monkeypatch):
     served.note([0], "a")
     assert served.find([0, 1, 2]) == "a"
     assert served.find([0, 1, 2, 3]) is None
+
+
+def test_a_prefix_is_forgotten_only_for_the_worker_that_did_not_serve_it():
+    served = ServedLast()
+    served.note([1, 2], "a")
+    served.forget([1, 2], "b")
+    served.forget([1], "a")
+    assert served.find([1, 2]) == "a"
+    served.forget([1, 2], "a")
+    served.forget([], "a")
+    assert served.find([1, 2]) is None

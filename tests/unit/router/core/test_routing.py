@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from indexer.blocks import Unit
 from indexer.events import AllBlocksCleared
 from policies import make_policy
 from policies.types import ServedModel
@@ -21,6 +22,12 @@ FIVE = [*FOUR, *range(16)]
 def load(core, worker_id):
     view = core.worker(worker_id)
     return view.num_active_requests, view.active_prefill_tokens, view.active_decode_blocks
+
+
+def answer(core, request_id, *, now=0.0):
+    """Its worker answers, and the request ends."""
+    core.first_token(request_id, now=now)
+    core.finish(request_id, Outcome.DONE, now=now)
 
 
 def route(core, request_id, tokens=FOUR, *, now=0.0, stream=True, **options):
@@ -164,17 +171,17 @@ def test_one_at_a_time_distinct_prompts_spread_and_the_same_prompt_stays():
     taken = []
     for n in range(8):
         taken.append(route(core, f"r{n}", [n] * 64).worker.id)
-        core.finish(f"r{n}", Outcome.DONE, now=0.0)
+        answer(core, f"r{n}")
     assert set(Counter(taken).values()) == {2}
     for n in range(8):
         assert route(core, f"again{n}", [n] * 64, now=1.0).worker.id == taken[n]
-        core.finish(f"again{n}", Outcome.DONE, now=1.0)
+        answer(core, f"again{n}", now=1.0)
 
 
 def test_a_tie_goes_to_the_worker_that_served_the_prefix_last_when_all_else_is_forgotten():
     core = make_core([silent(worker_id) for worker_id in "abcd"], predicted_ttl=10.0)
     first = route(core, "r").worker.id
-    core.finish("r", Outcome.DONE, now=0.0)
+    answer(core, "r")
     for n in range(5):
         again = core.preview(request(f"r{n}"), prompt_of(FIVE), now=100.0)
         assert again.worker.id == first
@@ -233,6 +240,113 @@ def test_the_policy_changes_while_requests_are_in_flight():
     assert core.decisions()[0].policy == "round_robin"
     assert core.decision("r1").policy == "kv"
     core.check()
+
+
+# Attempts that come to nothing
+
+
+def expected_on(core, worker_id, *, now=1.0):
+    """Leading blocks of FOUR that the worker is believed to hold."""
+    candidates = core.preview(request("p"), prompt_of(FIVE), now=now).candidates
+    return {w.id: depth for w, depth in zip(candidates.workers, candidates.device_overlap, strict=True)}[
+        worker_id
+    ]
+
+
+@pytest.mark.parametrize("make", [silent, publishing])
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_attempt_without_an_answer_leaves_no_belief(make, outcome):
+    core = make_core([make("a")])
+    route(core, "r")
+    assert expected_on(core, "a") == 4
+    core.finish("r", outcome, now=0.5)
+    assert expected_on(core, "a") == 0
+    assert core.worker("a").num_predicted_blocks == 0
+    core.check()
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_an_attempt_that_breaks_off_in_its_answer_has_computed_its_prompt(outcome):
+    core = make_core([silent("a")])
+    route(core, "r")
+    core.first_token("r", now=0.5)
+    core.finish("r", outcome, now=0.5)
+    assert expected_on(core, "a", now=100.0) == 4
+
+
+def test_a_worker_that_failed_does_not_attract_the_next_request_with_that_prefix():
+    core = make_core([silent("a"), silent("b")])
+    failed = route(core, "r").worker.id
+    core.finish("r", Outcome.WORKER_FAILED, now=0.5)
+    other = route(core, "r", now=0.5, attempt=1, exclude={failed}).worker.id
+    answer(core, "r", now=1.0)
+    assert route(core, "next", now=2.0).worker.id == other
+
+
+def test_a_worker_that_failed_does_not_win_a_tie_as_the_one_that_served_last():
+    core = make_core([silent("a"), silent("b")])
+    route(core, "r")
+    core.finish("r", Outcome.WORKER_FAILED, now=0.5)
+    assert core.preview(request("p"), prompt_of(FOUR), now=0.5).reason.endswith("at random")
+
+
+def test_a_failed_attempt_takes_nothing_from_what_was_answered_before():
+    core = make_core([silent("a")])
+    route(core, "r1", FOUR[:32])
+    answer(core, "r1")
+    route(core, "r2")
+    core.finish("r2", Outcome.WORKER_FAILED, now=0.5)
+    assert expected_on(core, "a") == 2
+
+
+def test_what_requests_in_flight_share_goes_with_the_last_of_them():
+    core = make_core([silent("a")])
+    for request_id, tokens in [("r1", FOUR), ("r2", FIVE), ("r3", FOUR[:32])]:
+        route(core, request_id, tokens)
+    core.finish("r2", Outcome.WORKER_FAILED, now=0.5)
+    assert expected_on(core, "a") == 4
+    core.finish("r1", Outcome.WORKER_FAILED, now=0.5)
+    assert expected_on(core, "a") == 2
+    core.finish("r3", Outcome.WORKER_FAILED, now=0.5)
+    assert expected_on(core, "a") == 0
+
+
+def test_what_one_request_has_proven_stays_when_another_fails():
+    core = make_core([silent("a")])
+    route(core, "r1")
+    route(core, "r2")
+    answer(core, "r1", now=0.3)
+    core.finish("r2", Outcome.WORKER_FAILED, now=0.5)
+    assert expected_on(core, "a") == 4
+
+
+def test_a_failed_attempt_takes_nothing_from_what_events_tell():
+    core = make_core([publishing("a")])
+    engine = Engine(core, "a")
+    engine.store(FOUR[:32])
+    route(core, "r")
+    core.finish("r", Outcome.WORKER_FAILED, now=0.5)
+    assert expected_on(core, "a") == 2
+    assert core.feed.stats(engine.slot).num_overreports == 0
+
+
+def test_a_failed_attempt_with_a_byte_prompt_is_disbelieved_too():
+    core = make_core([publishing("a")])
+    as_bytes = prompt_of(FOUR, unit=Unit.BYTES)
+    core.route(request("r"), as_bytes, now=0.0)
+    core.finish("r", Outcome.TIMED_OUT, now=0.5)
+    assert core.preview(request("p"), as_bytes, now=0.5).candidates.device_overlap == [0]
+
+
+def test_of_a_client_that_left_an_answer_in_one_piece_the_forecast_stands():
+    core = make_core([silent("a")])
+    route(core, "r1", stream=False)
+    core.expire(now=10.0)
+    core.finish("r1", Outcome.CLIENT_GONE, now=10.0)
+    assert expected_on(core, "a", now=10.0) == 4
+    route(core, "r2", [9] * 64, now=10.0, stream=False)
+    core.finish("r2", Outcome.CLIENT_GONE, now=10.0)
+    assert core.worker("a").num_predicted_blocks == 4
 
 
 # What engines report
@@ -355,7 +469,7 @@ def test_a_claim_that_only_the_bridge_makes_is_not_withdrawn_from_the_index():
     core, engine = reported_core()
     six = [*FIVE, *range(16)]
     route(core, "r1", six)
-    core.finish("r1", Outcome.DONE, now=0.1)
+    answer(core, "r1", now=0.1)
     route(core, "r2", six, now=0.2)
     assert core.observe_usage("r2", prompt_tokens=96, cached_tokens=64, now=0.3) == CachedTokens(80, 64)
     assert core.feed.stats(engine.slot).num_overreports == 0
