@@ -6,9 +6,11 @@ change while running. What a parameter means for the choice stands in the policy
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+FLOAT_MAX = sys.float_info.max
 
 ParameterValue = float | int | bool
 """An `int` is taken wherever a `float` is declared."""
@@ -55,8 +57,8 @@ class Parameter:
         raise PolicyError(f"{self.name} must be {self.allowed}, not {value!r}")
 
     def _in_range(self, value: float) -> bool:
-        ceiling = math.inf if self.maximum is None else self.maximum
-        return math.isfinite(value) and self.minimum <= value <= ceiling
+        # An int may be beyond every float; comparing it is exact, converting it would raise.
+        return self.minimum <= value <= (FLOAT_MAX if self.maximum is None else self.maximum)
 
 
 def table_of(*parameters: Parameter) -> Mapping[str, Parameter]:
