@@ -138,5 +138,7 @@ class Decision:
     candidates: Candidates
     choice: Choice
     client_request_id: str = ""
-    details: Mapping[str, object] = field(default_factory=dict)
-    """`unit` of the prompt, `exact_blocks` (by the worker's own events alone), `booked_prefill_tokens`."""
+    details: Mapping[str, int | str] = field(default_factory=dict)
+    """`unit` of the prompt, `exact_blocks` (by the worker's own events alone), `booked_prefill_tokens`, and
+    `overlap_lost_tokens`: how many more the best holder among the candidates had cached, 0 when the policy
+    looked no overlap up."""

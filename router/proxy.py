@@ -233,6 +233,7 @@ class Proxy:
         call.decided(decision)
         self.metrics.stage("route", self.clock() - now)
         self.metrics.request_started(decision.worker.id, call.model)
+        self.metrics.overlap_lost(decision.worker.id, int(decision.details["overlap_lost_tokens"]))
         return decision.worker
 
     def _may_retry(self, call: Call, error: WorkerError) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from indexer.blocks import BlockHash, HashSpace, Unit
-from policies.base import Needs, Policy
+from policies.base import Needs, Policy, TierWeights
 from policies.types import Candidates, RoutingRequest, Slot, WorkerId
 from router.core.loads import ActiveSequences
 from router.core.overlap import Beliefs, Overlap
@@ -82,6 +82,21 @@ def build_candidates(
         num_held_blocks=[beliefs.num_held_blocks(slot) for slot in slots] if sees_overlap else zeros,
         served_last_row=pool.rows.get(served_last() or "") if sees_overlap else None,
     )
+
+
+def overlap_lost_tokens(candidates: Candidates, row: int, weights: TierWeights) -> int:
+    """How many more prompt tokens the best holder has cached than the chosen row, the slower tiers by weight.
+
+    What a policy paid in prefill for spreading load.
+    """
+    host, disk = weights
+    cached = [
+        on_device + host * in_host + disk * on_disk
+        for on_device, in_host, on_disk in zip(
+            candidates.device_overlap, candidates.host_overlap, candidates.disk_overlap, strict=True
+        )
+    ]
+    return round((max(cached) - cached[row]) * candidates.block_tokens)
 
 
 def _tier(depths: Mapping[Slot, int], inputs: Inputs) -> list[float]:

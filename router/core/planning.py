@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from indexer.blocks import Unit
 from policies.base import Needs, Policy
 from policies.types import Candidates, Choice, Decision, RoutingRequest, Worker, WorkerId
-from router.core.candidates import Demand, Inputs, build_candidates
+from router.core.candidates import Demand, Inputs, build_candidates, overlap_lost_tokens
 from router.core.loads import ActiveSequences, Booking
 from router.core.overlap import Beliefs, Overlap
 from router.core.pools import Pool
@@ -120,6 +120,9 @@ class Planner:
                 "unit": inputs.unit.value,
                 "exact_blocks": expectation.exact_blocks,
                 "booked_prefill_tokens": prefill_tokens,
+                "overlap_lost_tokens": overlap_lost_tokens(
+                    candidates, choice.row, inputs.policy.tier_weights
+                ),
             },
         )
         return Plan(decision, entry, inputs, prefill_tokens, expectation)

@@ -38,6 +38,7 @@ class Metrics(Collector):
         self._token_fallbacks = Counter(table.TOKEN_FALLBACKS)
         self._expected_cached = Counter(table.EXPECTED_CACHED)
         self._reported_cached = Counter(table.REPORTED_CACHED)
+        self._overlap_lost = Counter(table.OVERLAP_LOST)
         self._ttft = Histogram(table.TTFT)
         self._itl = Histogram(table.ITL)
         self._duration = Histogram(table.DURATION)
@@ -52,6 +53,7 @@ class Metrics(Collector):
             self._token_fallbacks,
             self._expected_cached,
             self._reported_cached,
+            self._overlap_lost,
             self._ttft,
             self._itl,
             self._duration,
@@ -102,6 +104,10 @@ class Metrics(Collector):
         """A worker told how many prompt tokens it had cached, where the index had expected `expected`."""
         self._expected_cached.add((worker_id,), expected)
         self._reported_cached.add((worker_id,), reported)
+
+    def overlap_lost(self, worker_id: str, tokens: int) -> None:
+        """That worker was chosen although another candidate had `tokens` more of the prompt cached."""
+        self._overlap_lost.add((worker_id,), tokens)
 
     def token_fallback(self, reason: str) -> None:
         self._token_fallbacks.add((reason,))

@@ -79,6 +79,12 @@ REPORTED_CACHED = Metric(
     ("worker",),
     "Prompt tokens that the worker reported as cached, over the same requests.",
 )
+OVERLAP_LOST = Metric(
+    "kvgate_overlap_lost_tokens_total",
+    COUNTER,
+    ("worker",),
+    "Prompt tokens that another candidate had cached beyond those of the worker that was chosen.",
+)
 TTFT = Metric(
     "kvgate_ttft_seconds",
     HISTOGRAM,
@@ -177,6 +183,7 @@ COUNTED = (
     TOKEN_FALLBACKS,
     EXPECTED_CACHED,
     REPORTED_CACHED,
+    OVERLAP_LOST,
     TTFT,
     ITL,
     DURATION,

@@ -41,6 +41,7 @@ def record_everything(metrics, worker_id="a"):
     metrics.error("no_workers")
     metrics.stage("route", 0.0001)
     metrics.cached(worker_id, 64, 48)
+    metrics.overlap_lost(worker_id, 32)
     metrics.token_fallback("timeout")
     metrics.client_gone("streaming")
     metrics.stream_error_event(worker_id, placed=True)
@@ -69,6 +70,7 @@ def test_each_call_leaves_its_count(metrics):
     assert value(metrics, "kvgate_token_fallbacks_total", reason="timeout") == 1
     assert value(metrics, "kvgate_expected_cached_tokens_total", worker="a") == 64
     assert value(metrics, "kvgate_reported_cached_tokens_total", worker="a") == 48
+    assert value(metrics, "kvgate_overlap_lost_tokens_total", worker="a") == 32
     for name, total in [("ttft_seconds", 0.2), ("itl_seconds", 0.02), ("request_duration_seconds", 1.5)]:
         assert value(metrics, f"kvgate_{name}_count", **labels) == 1
         assert value(metrics, f"kvgate_{name}_sum", **labels) == total

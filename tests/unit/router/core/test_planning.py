@@ -177,4 +177,9 @@ def test_a_decision_says_what_it_was_made_from():
     assert (decision.worker.id, decision.slot) == ("a", core.slot_of("a"))
     assert (decision.policy, decision.trust) == ("first", "recovering")
     assert [worker.id for worker in decision.candidates.workers] == ["a"]
-    assert decision.details == {"unit": "tokens", "exact_blocks": 0, "booked_prefill_tokens": 64}
+    assert decision.details == {
+        "unit": "tokens",
+        "exact_blocks": 0,
+        "booked_prefill_tokens": 64,
+        "overlap_lost_tokens": 0,
+    }
