@@ -45,7 +45,7 @@ EVENTS_PORT_OFFSET = 200
 """Events of worker i on its HTTP port plus this."""
 MODEL = "mock"
 SEED = 261
-"""Of three hundred tried, one whose 600 requests come near the figures of the trace: lengths and hit rates."""
+"""Of three hundred tried, one whose 600 requests come near the trace's figures: lengths and hit rates."""
 DECISIONS_ASKED = 256
 INTERRUPTED = 130
 """Exit code of a program ended by Ctrl-C, as shells have it."""

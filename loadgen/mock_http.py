@@ -93,9 +93,8 @@ class StreamSink:
 
     def token(self, sequence: EngineSequence) -> None:
         text = TOKEN_TEXT[sequence.tokens[-1] - FIRST_WORD]
-        data = self._answer.token(text, self._finish_reason if sequence.finished else None)
-        if sequence.num_generated == 1:
-            data = self._answer.opening() + data
+        data = self._answer.opening() if sequence.num_generated == 1 else b""
+        data += self._answer.token(text, self._finish_reason if sequence.finished else None)
         if sequence.finished:
             data += self._answer.closing(usage_of(sequence, self._host), text_of(sequence))
         self._transport.write(data)
