@@ -110,8 +110,14 @@ class Call:
             self._proxy.stored_responses.note(beginning, StoredAt(self.worker_id, self.model))
 
     def first_token(self, now: float) -> None:
-        self._proxy.core.first_token(self.id, now=now)
+        if not self._is_refused():
+            self._proxy.core.first_token(self.id, now=now)
         self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
+
+    def _is_refused(self) -> bool:
+        """Whether the worker answers with an error: no sign that it has computed the prompt."""
+        response = self.relay.response if self.relay is not None else None
+        return response is not None and response.status >= 400
 
     # Ends
 
