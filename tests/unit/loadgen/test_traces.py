@@ -83,6 +83,16 @@ def test_a_missing_file_is_named(tmp_path):
         read_trace(tmp_path / "absent.jsonl")
 
 
+def test_a_folder_stands_for_the_one_trace_in_it(tmp_path):
+    (tmp_path / "README.md").write_text("about the trace")
+    with gzip.open(tmp_path / "t.jsonl.gz", "wb") as file:
+        file.write(LINE)
+    assert len(read_trace(tmp_path)) == 1
+    (tmp_path / "u.jsonl").write_bytes(LINE)
+    with pytest.raises(TraceError, match="a folder with 2 traces"):
+        read_trace(tmp_path)
+
+
 def test_steps_are_smeared_evenly():
     steps = [request(0.0), request(0.0), request(0.0), request(3.0), request(6.0), request(6.0)]
     assert [each.arrival_seconds for each in smear(steps)] == [0.0, 1.0, 2.0, 3.0, 6.0, 6.0]
