@@ -1,0 +1,44 @@
+"""The mock's metrics text says what the model did, under the names that the gateway reads."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadgen.mock_metrics import render_metrics
+from router.engines import parse_engine_gauges
+from tests.support.engines import answer, small_model
+
+PROMPT = list(range(100, 110))
+
+
+def samples(model):
+    text = render_metrics(
+        model, model_name="m", start_time=1.5, lag_seconds_mean=0.001, lag_seconds_max=0.002
+    )
+    families = text_string_to_metric_families(text)
+    return text, {sample.name: sample for family in families for sample in family.samples}
+
+
+def test_counters_are_those_of_the_model():
+    model = small_model()
+    answer(model, PROMPT)
+    answer(model, PROMPT)
+    _, found = samples(model)
+    assert found["vllm:prefix_cache_queries_total"].value == 20
+    assert found["vllm:prefix_cache_hits_total"].value == 8
+    assert found["vllm:request_success_total"].value == 2
+    assert found["process_start_time_seconds"].value == 1.5
+
+
+def test_capacity_is_told_as_vllm_tells_it():
+    model = small_model()
+    _, found = samples(model)
+    labels = found["vllm:cache_config_info"].labels
+    assert int(labels["block_size"]) == model.settings.block_tokens
+    assert int(labels["num_gpu_blocks"]) == model.settings.num_blocks
+
+
+def test_the_gateway_reads_its_gauges():
+    text, _ = samples(small_model())
+    gauges = parse_engine_gauges(text.encode())
+    assert (gauges.running, gauges.waiting, gauges.kv_usage) == (0, 0, 0.0)
