@@ -192,5 +192,8 @@ def _bridge_over(overlap: Overlap, scores: OverlapScores, slot: Slot, depth: int
     host_end = scores.device.get(slot, 0) + scores.host.get(slot, 0)
     disk_end = host_end + scores.disk.get(slot, 0)
     overlap.device[slot] = depth
-    overlap.host[slot] = max(0, host_end - depth)
-    overlap.disk[slot] = max(0, disk_end - max(depth, host_end))
+    for tier, left in ((overlap.host, host_end - depth), (overlap.disk, disk_end - max(depth, host_end))):
+        if left > 0:
+            tier[slot] = left
+        else:
+            tier.pop(slot, None)

@@ -19,9 +19,9 @@ def hash_space_of(worker: Worker) -> HashSpace:
 class Pool:
     """Workers and their slots, row by row, and what follows from them.
 
-    `block_tokens`: tokens of a reference block, the smallest block size among them. `scales[row]`: reference
-    blocks in one block of that worker. `spaces`: the bitmask of the slots in each hash space.
-    `row_spaces[row]`: that of the worker. `rows`: by worker.
+    `block_tokens`: tokens of a reference block. `scales[row]`: reference blocks in one block of that worker.
+    `spaces`: the bitmask of the slots in each hash space. `row_spaces[row]`: that of the worker. `rows`: by
+    worker.
     """
 
     workers: tuple[Worker, ...]
@@ -33,11 +33,11 @@ class Pool:
     rows: dict[WorkerId, int]
 
     @classmethod
-    def of(cls, members: Iterable[tuple[Worker, Slot]]) -> Pool:
-        """At least one member."""
+    def of(cls, members: Iterable[tuple[Worker, Slot]], *, block_tokens: int) -> Pool:
+        """At least one member. `block_tokens` of the reference block: the smallest of all workers that serve
+        the model, so that costs keep their unit when one of them is not a candidate for a while."""
         workers, slots = zip(*members, strict=True)
         row_spaces = tuple(hash_space_of(worker) for worker in workers)
-        block_tokens = min(space.block_tokens for space in row_spaces)
         spaces: dict[HashSpace, int] = {}
         for space, slot in zip(row_spaces, slots, strict=True):
             spaces[space] = spaces.get(space, 0) | 1 << slot

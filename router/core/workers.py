@@ -162,7 +162,8 @@ class WorkerTable:
         members = healthy or open_to_new
         if not members:
             raise NoWorkers(_why_none(model, serving, exclude))
-        return Pool.of((entry.worker, entry.slot) for entry in members)
+        reference = min(entry.space.block_tokens for entry in serving)
+        return Pool.of(((entry.worker, entry.slot) for entry in members), block_tokens=reference)
 
     def check(self) -> None:
         """Asserts that slots and entries agree."""

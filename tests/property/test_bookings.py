@@ -155,7 +155,7 @@ class Bookings(RuleBasedStateMachine):
         self.reference.route(request_id, decision.worker.id, attempt, prompt, streamed, self.now)
 
     def compare_columns(self, candidates, prompt):
-        reference_block = min(BLOCK_SIZES[worker.id] for worker in candidates.workers)
+        reference_block = min(BLOCK_SIZES[worker_id] for worker_id in self.present)
         assert candidates.block_tokens == reference_block
         assert candidates.prompt_blocks == len(tokens_of(prompt)) / reference_block
         for row, worker in enumerate(candidates.workers):

@@ -1,11 +1,19 @@
+"""What workers are believed to hold: first through the core, then the three sources by themselves."""
+
 import pytest
 
 from indexer.blocks import HashSpace, Unit
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from indexer.trust import TrustLevel
+from loadgen.wire import Layout, encode_batch
 from router.core.health import HealthSign
 from router.core.outcome import Outcome
+from router.core.overlap import Beliefs, Overlap
+from router.core.pools import Pool
+from router.core.prompt import Prompt
+from router.core.usage import Expectation
 from tests.support.columns import MODEL
-from tests.support.fleets import BLOCK, Engine, make_core, prompt_of, publishing, request, silent
+from tests.support.fleets import BLOCK, Engine, chain_of, make_core, prompt_of, publishing, request, silent
 
 FOUR = list(range(4 * BLOCK))
 TWO = FOUR[: 2 * BLOCK]
@@ -163,3 +171,230 @@ def test_a_worker_that_left_is_forgotten_at_once_and_its_slot_is_free_after_swee
     core.reconcile([silent("b"), publishing("c"), publishing("d")], now=1.0)
     assert core.slot_of("d") == 0
     assert depths(core, prompt_of(FOUR), now=1.0) == {"b": 0, "c": 0, "d": 0}
+
+
+# The sources by themselves
+
+SPACE = HashSpace(MODEL, BLOCK)
+CHAIN = chain_of(FOUR)
+
+
+class Believer:
+    """Beliefs about workers on slots 0, 1, ... whose events are sound."""
+
+    def __init__(self, *workers, predicted_ttl=120.0, bridge_ttl=5.0):
+        self.beliefs = Beliefs(predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl)
+        self.pool = Pool.of([(worker, slot) for slot, worker in enumerate(workers)], block_tokens=BLOCK)
+        self._sequences = [0] * len(workers)
+        for slot, worker in enumerate(workers):
+            self.beliefs.add(slot, worker)
+            if self.beliefs.has_events(slot):
+                self.beliefs.feed.connected(slot, now=0.0)
+                self.publish(slot, AllBlocksCleared())
+
+    def publish(self, slot, *events):
+        payload = encode_batch(events, timestamp=0.0, dp_rank=0, layout=Layout.MAPS)
+        self.beliefs.feed.receive(slot, self._sequences[slot], payload, now=0.0)
+        self._sequences[slot] += 1
+
+    def store(self, slot, num_blocks):
+        """The worker tells that it holds the first blocks of FOUR."""
+        self.publish(slot, BlockStored(CHAIN[:num_blocks], None, FOUR[: num_blocks * BLOCK], BLOCK))
+
+    def match(self, tokens=FOUR, *, unit=Unit.TOKENS, now=0.0):
+        return self.beliefs.match(prompt_of(tokens, unit=unit), self.pool, now=now)
+
+    def believe(self, slot, tokens=FOUR, *, unit=Unit.TOKENS, now=0.0):
+        prompt = prompt_of(tokens, unit=unit)
+        overlap = self.beliefs.match(prompt, self.pool, now=now)
+        self.beliefs.believe(slot, prompt, SPACE, overlap, now=now)
+
+    def expectation(self, slot, *, exact_blocks, num_tokens=4 * BLOCK + 1):
+        return Expectation(
+            chain=CHAIN,
+            num_tokens=num_tokens,
+            is_exact=True,
+            exact_blocks=exact_blocks,
+            num_losses=self.beliefs.num_losses(slot),
+        )
+
+
+def test_depth_is_what_all_tiers_hold_together():
+    overlap = Overlap(device={0: 2, 1: 1}, host={0: 1}, disk={0: 3, 2: 4})
+    assert [overlap.depth(slot) for slot in range(4)] == [6, 1, 4, 0]
+
+
+def test_exact_is_what_events_alone_say():
+    believer = Believer(publishing("a"), silent("b"))
+    believer.store(0, 2)
+    believer.believe(0)
+    believer.believe(1)
+    overlap = believer.match()
+    assert overlap.device == {0: 4, 1: 4}
+    assert overlap.exact == {0: 2}
+
+
+def test_a_bridge_that_reaches_less_far_than_events_changes_nothing():
+    believer = Believer(publishing("a"))
+    believer.believe(0, TWO)
+    believer.store(0, 3)
+    assert believer.match().device == {0: 3}
+
+
+def test_only_workers_of_the_pool_are_looked_up():
+    believer = Believer(publishing("a"), silent("b"), silent("c"))
+    for slot in range(3):
+        believer.believe(slot)
+    believer.pool = Pool.of([(silent("b"), 1)], block_tokens=BLOCK)
+    assert believer.match().device == {1: 4}
+
+
+def test_a_prompt_shorter_than_a_block_has_nothing_to_look_up_or_believe():
+    believer = Believer(publishing("a"), silent("b"))
+    for slot in range(2):
+        believer.believe(slot, FOUR[:15])
+    assert believer.match(FOUR[:15]) == Overlap()
+    assert [believer.beliefs.num_predicted_blocks(slot) for slot in range(2)] == [0, 0]
+
+
+def test_a_prompt_that_was_not_hashed_for_the_worker_is_not_believed_of_it():
+    believer = Believer(silent("a"))
+    elsewhere = Prompt(64, Unit.TOKENS, {HashSpace("other", BLOCK): CHAIN}, exact=True)
+    believer.beliefs.believe(0, elsewhere, SPACE, Overlap(), now=0.0)
+    assert believer.beliefs.num_predicted_blocks(0) == 0
+
+
+def test_bytes_and_tokens_of_a_worker_without_events_are_predicted_side_by_side():
+    believer = Believer(silent("a"))
+    believer.believe(0, FOUR)
+    believer.believe(0, TWO, unit=Unit.BYTES)
+    assert believer.match().device == {0: 4}
+    assert believer.match(unit=Unit.BYTES).device == {0: 2}
+
+
+def test_held_blocks_do_not_count_twice_what_is_bridged_until_events_tell():
+    believer = Believer(publishing("a"))
+    believer.believe(0)
+    believer.store(0, 2)
+    assert believer.beliefs.num_held_blocks(0) == 4
+    believer.store(0, 4)
+    assert believer.beliefs.num_held_blocks(0) == 4
+    believer.believe(0, TWO, unit=Unit.BYTES)
+    assert believer.beliefs.num_held_blocks(0) == 6
+
+
+def test_what_is_forgotten_after_a_restart_is_ours_alone():
+    believer = Believer(publishing("a"), silent("b"))
+    believer.store(0, 2)
+    for slot in range(2):
+        believer.believe(slot)
+        believer.believe(slot, unit=Unit.BYTES)
+    believer.beliefs.forget_predictions(0)
+    assert believer.match().device == {0: 2, 1: 4}
+    assert believer.match(unit=Unit.BYTES).device == {1: 4}
+    believer.beliefs.forget_predictions(1)
+    assert believer.match().device == {0: 2}
+
+
+def test_a_worker_with_events_answers_from_its_bridge_alone_while_in_doubt():
+    believer = Believer(publishing("a"))
+    believer.store(0, 4)
+    believer.beliefs.feed.disconnected(0, now=0.0)
+    assert believer.match() == Overlap()
+    believer.believe(0, TWO)
+    assert believer.match(now=1.0) == Overlap(device={0: 2})
+    assert believer.match(now=5.0) == Overlap()
+
+
+# Reported less than promised
+
+
+@pytest.mark.parametrize(
+    ("reported", "left"),
+    [
+        (0, 0),
+        (15, 0),  # an engine counts whole blocks; a part of one is none
+        (16, 1),
+        (48, 3),
+        (64, 4),
+        (80, 4),
+    ],
+)
+def test_the_claim_beyond_the_reported_depth_goes(reported, left):
+    believer = Believer(publishing("a"))
+    believer.store(0, 4)
+    believer.beliefs.withdraw(0, believer.expectation(0, exact_blocks=4), BLOCK, reported, now=0.0)
+    assert believer.match(now=100.0).device.get(0, 0) == left
+    assert believer.match().device == {0: 4}, "what it computed anew is bridged"
+    assert believer.beliefs.feed.stats(0).num_overreports == (left < 4)
+
+
+def test_the_last_token_s_block_is_not_missed_when_a_prompt_is_cached_whole():
+    believer = Believer(publishing("a"))
+    believer.store(0, 4)
+    whole = believer.expectation(0, exact_blocks=4, num_tokens=len(FOUR))
+    believer.beliefs.withdraw(0, whole, BLOCK, 3 * BLOCK, now=0.0)
+    assert believer.match().exact == {0: 4}
+    believer.beliefs.withdraw(0, whole, BLOCK, 2 * BLOCK, now=0.0)
+    assert believer.match().exact == {0: 2}
+
+
+def test_blocks_that_were_not_promised_are_not_withdrawn():
+    believer = Believer(publishing("a"))
+    believer.store(0, 2)
+    asked = believer.expectation(0, exact_blocks=2)
+    believer.store(0, 4)
+    believer.beliefs.withdraw(0, asked, BLOCK, BLOCK, now=0.0)
+    assert believer.match().exact == {0: 1}
+    believer.publish(0, BlockStored([CHAIN[1]], CHAIN[0], FOUR[BLOCK : 2 * BLOCK], BLOCK))
+    assert believer.match().exact == {0: 4}, "the third and fourth block were claimed all along"
+
+
+@pytest.mark.parametrize("loss", [BlockRemoved(CHAIN[:1]), AllBlocksCleared()])
+def test_events_that_told_of_a_loss_meanwhile_explain_the_difference(loss):
+    believer = Believer(publishing("a"))
+    believer.store(0, 4)
+    asked = believer.expectation(0, exact_blocks=4)
+    believer.publish(0, loss)
+    believer.store(0, 4)
+    believer.beliefs.withdraw(0, asked, BLOCK, 0, now=0.0)
+    assert believer.match().exact == {0: 4}
+    assert believer.beliefs.num_predicted_blocks(0) == 0
+
+
+def test_a_new_loss_does_not_excuse_the_next_request():
+    believer = Believer(publishing("a"))
+    believer.publish(0, AllBlocksCleared())
+    believer.store(0, 4)
+    believer.beliefs.withdraw(0, believer.expectation(0, exact_blocks=4), BLOCK, 0, now=0.0)
+    assert believer.match().exact == {}
+
+
+def test_a_worker_without_events_has_promised_nothing():
+    believer = Believer(silent("a"))
+    believer.believe(0)
+    believer.beliefs.withdraw(0, believer.expectation(0, exact_blocks=0), BLOCK, 0, now=0.0)
+    assert believer.match().device == {0: 4}
+
+
+# Attempts that came to nothing
+
+
+def test_proof_and_retraction_find_the_index_in_which_the_prompt_is_believed():
+    believer = Believer(publishing("a"))
+    bytes_chain = chain_of(FOUR, unit=Unit.BYTES)
+    for unit in Unit:
+        believer.believe(0, unit=unit)
+    believer.beliefs.confirm(0, Unit.BYTES, bytes_chain)
+    believer.beliefs.retract(0, Unit.BYTES, bytes_chain)
+    believer.beliefs.retract(0, Unit.TOKENS, CHAIN)
+    assert believer.match().device == {}
+    assert believer.match(unit=Unit.BYTES).device == {0: 4}
+
+
+def test_what_a_report_has_bridged_is_proven():
+    believer = Believer(publishing("a"))
+    believer.store(0, 4)
+    believer.beliefs.withdraw(0, believer.expectation(0, exact_blocks=4), BLOCK, 0, now=0.0)
+    believer.beliefs.retract(0, Unit.TOKENS, CHAIN)
+    assert believer.match().device == {0: 4}

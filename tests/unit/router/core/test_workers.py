@@ -160,7 +160,18 @@ def test_hash_spaces_are_distinct_and_a_worker_that_does_not_tell_counts_as_sixt
     assert table.hash_spaces("x") == []
 
 
-def test_blocks_are_counted_in_the_smallest_block_of_the_candidates():
+def test_the_reference_block_is_the_smallest_of_the_model_even_while_its_worker_is_no_candidate():
+    fine, coarse = make_worker("fine", block_tokens=16), make_worker("coarse", block_tokens=32)
+    elsewhere = make_worker("elsewhere", block_tokens=8, models=(ServedModel("other"),))
+    table = table_of(fine, coarse, elsewhere)
+    assert table.pool(MODEL).block_tokens == 16
+    assert table.pool(MODEL, exclude={"fine"}).block_tokens == 16
+    table.set_draining("fine", True)
+    pool = table.pool(MODEL)
+    assert ([worker.id for worker in pool.workers], pool.block_tokens, pool.scales) == (["coarse"], 16, (2,))
+
+
+def test_blocks_are_counted_in_the_smallest_block():
     pool = table_of(make_worker("a", block_tokens=32), make_worker("b", block_tokens=48)).pool(MODEL)
     assert pool.block_tokens == 32
     assert pool.scales == (1.0, 1.5)
