@@ -4,10 +4,17 @@ import random
 
 import pytest
 
-from indexer.blocks import Unit
-from policies.base import BasePolicy, Needs
+from indexer.blocks import HashSpace, Unit
+from policies.base import BasePolicy, Needs, TierWeights
 from policies.types import Choice, RoutingRequest
-from tests.support.columns import MODEL
+from router.core.loads import ActiveSequences
+from router.core.overlap import Beliefs
+from router.core.planning import Planner
+from router.core.prompt import Prompt
+from router.core.usage import NOTHING_EXPECTED, TokenRatio
+from router.core.workers import WorkerTable
+from router.errors import NoWorkers
+from tests.support.columns import MODEL, make_worker
 from tests.support.fleets import BLOCK, Engine, make_core, prompt_of, publishing, request, silent
 
 FOUR = list(range(4 * BLOCK))
@@ -183,3 +190,238 @@ def test_a_decision_says_what_it_was_made_from():
         "booked_prefill_tokens": 64,
         "overlap_lost_tokens": 0,
     }
+
+
+# The planner by itself
+
+
+class Room:
+    """A planner, and what it reads."""
+
+    def __init__(self, *workers, tier_weights=TierWeights()):  # noqa: B008 - a constant
+        self.beliefs = Beliefs(predicted_ttl=100.0, bridge_ttl=5.0)
+        self.loads = ActiveSequences()
+        self.workers = WorkerTable(self.beliefs.is_free)
+        for entry in self.workers.reconcile(workers)[2]:
+            self.beliefs.add(entry.slot, entry.worker)
+            self.loads.add_worker(entry.slot)
+        self.planner = Planner(self.workers, self.loads, self.beliefs)
+        self.policy = First()
+        self.policy.tier_weights = tier_weights
+
+    def plan(self, prompt, request_id="r", **options):
+        return self.planner.plan(
+            request(request_id),
+            prompt,
+            policy=self.policy,
+            rng=random.Random(0),
+            now=0.0,
+            **options,
+        )
+
+    def believe(self, worker_id, prompt):
+        entry = self.workers.get(worker_id)
+        self.beliefs.believe(entry.slot, prompt, entry.space, self.overlap_of(prompt), now=0.0)
+
+    def overlap_of(self, prompt):
+        return self.beliefs.match(prompt, self.workers.pool(MODEL), now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "held", "expected"),
+    [
+        (64, 0, 0),
+        (64, 2, 32),
+        (64, 4, 48),  # cached whole: the last token is computed, with its block
+        (65, 4, 64),
+        (79, 4, 64),
+        (1, 0, 0),
+    ],
+)
+def test_expected_cached_tokens_are_those_the_engine_will_report(num_tokens, held, expected):
+    room = Room(silent("a"))
+    room.believe("a", prompt_of(FOUR[: held * BLOCK]))
+    plan = room.plan(prompt_of(range(num_tokens)))
+    assert plan.decision.expected_cached_tokens == plan.expectation.cached_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "held", "uncached"), [(64, 0, 64), (70, 2, 38), (64, 4, 0), (70, 4, 6)]
+)
+def test_what_must_be_computed_is_all_but_the_cached_blocks(num_tokens, held, uncached):
+    room = Room(silent("a"))
+    room.believe("a", prompt_of(FOUR[: held * BLOCK]))
+    plan = room.plan(prompt_of(range(num_tokens)))
+    assert plan.prefill_tokens == plan.decision.details["booked_prefill_tokens"] == uncached
+
+
+@pytest.mark.parametrize(
+    ("weights", "uncached"),
+    [
+        (TierWeights(0.75, 0.25), 65 - 16 - 12 - 8),
+        (TierWeights(1.0, 1.0), 1),
+        (TierWeights(0.0, 0.0), 49),
+    ],
+)
+def test_what_slower_tiers_hold_saves_prefill_by_their_weights_alone(weights, uncached):
+    core = make_core([publishing("a")])
+    engine = Engine(core, "a")
+    engine.store(FOUR)
+    engine.offload(FOUR, 1, 2, "CPU")
+    engine.offload(FOUR, 2, 4, "DISK")
+    engine.remove(FOUR, 1, 4)
+    policy = First()
+    policy.tier_weights = weights
+    core.set_policy(policy)
+    decision = core.preview(request("r"), prompt_of([*FOUR, 5]), now=0.0)
+    assert decision.details["booked_prefill_tokens"] == uncached
+    assert decision.expected_cached_tokens == 64, "whatever the tier, the engine reports it as cached"
+
+
+def test_every_worker_is_planned_for_in_its_own_blocks():
+    prompt = prompt_of(range(100), block_sizes=(16, 64))
+    for first, second in ("ab", "ba"):
+        sizes = {"a": 16, "b": 64}
+        room = Room(*(silent(name, block_tokens=sizes[name]) for name in (first, second)))
+        room.believe(first, prompt)
+        plan = room.plan(prompt)
+        held = 96 if first == "a" else 64
+        assert plan.decision.candidates.block_tokens == 16
+        assert plan.decision.candidates.device_overlap == [held / 16, 0]
+        assert plan.decision.expected_cached_tokens == held
+        assert plan.prefill_tokens == 100 - held
+        assert plan.booking(queued=0).chain == prompt.chains[plan.entry.space]
+
+
+def test_a_booking_says_what_the_worker_has_to_do():
+    room = Room(silent("a"))
+    room.believe("a", prompt_of(FOUR[:32]))
+    prompt = prompt_of(range(70))
+    booking = room.plan(prompt, attempt=2).booking(queued=100)
+    assert (booking.request_id, booking.attempt, booking.slot, booking.is_streamed) == ("r", 2, 0, True)
+    assert (booking.prefill_tokens, booking.queued_prefill_tokens) == (38, 138)
+    assert (len(booking.chain), booking.num_unshared_blocks) == (4, 0)
+    assert booking.expectation.chain == booking.chain
+
+
+def test_planning_changes_nothing():
+    room = Room(silent("a"), silent("b"))
+    plans = [room.plan(prompt_of(FOUR)).decision for _ in range(2)]
+    assert plans[0] == plans[1]
+    assert len(room.loads) == 0
+    assert [room.beliefs.num_predicted_blocks(slot) for slot in range(2)] == [0, 0]
+
+
+def test_tried_workers_are_no_candidates_and_without_any_it_says_why():
+    room = Room(silent("a"), silent("b"))
+    assert room.plan(None, exclude={"a"}).decision.worker.id == "b"
+    with pytest.raises(NoWorkers, match="of 2, 0 draining, 2 tried already"):
+        room.plan(None, exclude={"a", "b"})
+
+
+def test_without_a_prompt_nothing_is_expected():
+    plan = Room(silent("a")).plan(None)
+    assert plan.expectation == NOTHING_EXPECTED
+    assert plan.decision.details["unit"] == "tokens"
+
+
+@pytest.mark.parametrize(
+    ("exact", "unit", "needs", "is_exact"),
+    [
+        (True, Unit.TOKENS, Needs.OVERLAP, True),
+        (False, Unit.TOKENS, Needs.OVERLAP, False),
+        (True, Unit.BYTES, Needs.OVERLAP, False),
+        (True, Unit.TOKENS, Needs.LOADS, False),
+    ],
+)
+def test_only_an_exact_prompt_that_was_looked_up_is_compared(exact, unit, needs, is_exact):
+    room = Room(silent("a"))
+    room.policy.needs = needs
+    prompt = prompt_of(FOUR, unit=unit)
+    prompt.exact = exact
+    assert room.plan(prompt).expectation.is_exact is is_exact
+
+
+def test_the_expectation_remembers_what_events_alone_had_promised():
+    core = make_core([publishing("a")])
+    engine = Engine(core, "a")
+    engine.store(FOUR[:32])
+    core.route(request("r1"), prompt_of(FOUR), now=0.0)
+    decision = core.preview(request("r2"), prompt_of([*FOUR, 1]), now=0.0)
+    assert decision.expected_cached_tokens == 64, "the bridge is expected to hold"
+    assert decision.details["exact_blocks"] == 2
+
+
+def test_a_choice_that_leaves_the_best_holder_says_what_it_gave_up():
+    room = Room(silent("a"), silent("b", block_tokens=32))
+    prompt = prompt_of(range(100), block_sizes=(16, 32))
+    room.believe("a", prompt_of(FOUR[:32]))
+    room.believe("b", prompt)
+    lost = room.plan(prompt).decision.details["overlap_lost_tokens"]
+    assert lost == 96 - 32
+    room.policy.needs = Needs.LOADS
+    assert room.plan(prompt).decision.details["overlap_lost_tokens"] == 0, "it was not looked up"
+
+
+def test_who_served_the_prefix_last_is_found_in_whichever_block_size():
+    room = Room(silent("a"), silent("b", block_tokens=64))
+    prompt = prompt_of(range(70), block_sizes=(16, 64))
+    room.planner.served_last.note(prompt.chains[HashSpace(MODEL, 64)], "b")
+    assert room.plan(prompt).decision.candidates.served_last_row == 1
+
+
+# Lengths of byte prompts
+
+
+def learnt(room, estimated, real, worker=None):
+    """The ratio of the worker's model after one more byte prompt of that length."""
+    worker = worker or room.workers.get("a").worker
+    booking = room.plan(Prompt(estimated, Unit.BYTES, {}, exact=False)).booking(queued=0)
+    room.planner.observe_prompt_tokens(worker, booking, real)
+    return room.planner.token_ratio(worker)
+
+
+def test_the_ratio_is_learnt_from_the_uncorrected_estimate():
+    room = Room(silent("a"))
+    assert room.planner.token_ratio(room.workers.get("a").worker) == 1.0
+    assert learnt(room, 100, 50) == 0.5
+    # The next prompt is planned with half its length; the lesson is about the length before that.
+    assert learnt(room, 100, 50) == pytest.approx(0.5)
+    assert room.plan(Prompt(100, Unit.BYTES, {}, exact=False)).decision.num_prompt_tokens == 50
+
+
+def test_long_prompts_teach_more_than_short_ones():
+    room = Room(silent("a"))
+    learnt(room, 1000, 2000)
+    reference = TokenRatio()
+    reference.observe(2000, 1000)
+    reference.observe(5, 10)
+    assert learnt(room, 10, 5) == reference.value > 1.9
+
+
+@pytest.mark.parametrize("real", [None, 0])
+def test_no_count_teaches_nothing(real):
+    assert learnt(Room(silent("a")), 100, real) == 1.0
+
+
+def test_base_models_have_ratios_of_their_own():
+    room = Room(silent("a"))
+    other = make_worker("other", models=())
+    learnt(room, 100, 50)
+    assert room.planner.token_ratio(other) == 1.0
+    assert learnt(room, 100, 200, other) == 2.0
+    room.planner.keep_ratios_of({""})
+    assert room.planner.token_ratio(room.workers.get("a").worker) == 1.0
+    assert room.planner.token_ratio(other) == 2.0
+
+
+def test_cached_tokens_of_a_byte_prompt_are_corrected_too():
+    room = Room(silent("a"))
+    learnt(room, 100, 50)
+    as_bytes = prompt_of(FOUR, unit=Unit.BYTES)
+    room.believe("a", as_bytes)
+    longer = prompt_of([*FOUR, *FOUR], unit=Unit.BYTES)
+    plan = room.plan(longer)
+    assert plan.decision.num_prompt_tokens == 64
+    assert plan.decision.expected_cached_tokens == 32
+    assert plan.prefill_tokens == 32
