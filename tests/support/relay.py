@@ -64,6 +64,7 @@ class Gateway:
     server: Server
     fleet: StillFleet
     metrics: Metrics
+    port: int
 
     async def at_rest(self) -> None:
         """Wait until nothing is booked, held or connected but idle worker connections."""
@@ -89,7 +90,7 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[RawClient]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port, limit=1 << 27)
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 27)
         client = RawClient(reader, writer)
         try:
             yield client
@@ -110,11 +111,12 @@ async def gateway(
     settings: Settings | None = None,
     max_connections: int = 1000,
     tokens: object | None = None,
+    policy: str = "round_robin",
     **limits: float,
 ) -> AsyncIterator[Gateway]:
     """Before these workers (or URLs). `models`: names by worker, else all serve `m`. Afterwards everything is
     at rest, or the test fails."""
-    settings = settings or Settings(policy="round_robin")
+    settings = settings or Settings(policy=policy)
     core = RoutingCore(policy=make_policy(settings.policy))
     core.reconcile([_worker(w, models[i] if models else ("m",)) for i, w in enumerate(workers)], now=CLOCK())
     fleet, metrics = StillFleet(), Metrics()
@@ -136,7 +138,7 @@ async def gateway(
         check=proxy.upstream.check,
     )
     await server.start("127.0.0.1", 0)
-    running = Gateway(core, proxy, server, fleet, metrics)
+    running = Gateway(core, proxy, server, fleet, metrics, server.port)
     try:
         yield running
         await running.at_rest()
@@ -201,13 +203,15 @@ class RawClient:
         return answer
 
     async def _chunked(self, answer: Answer) -> Answer:
+        raw, body = bytearray(), bytearray()
         while True:
             size = await self.reader.readuntil(b"\r\n")
             data = await self.reader.readexactly(int(size.split(b";")[0], 16) + 2)
-            answer.raw_body += size + data
+            raw += size + data
             if len(data) == 2:
+                answer.body, answer.raw_body = bytes(body), bytes(raw)
                 return answer
-            answer.body += data[:-2]
+            body += data[:-2]
 
     async def closed(self) -> bytes:
         """What comes until the gateway closes."""
