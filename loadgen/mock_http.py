@@ -92,7 +92,9 @@ class StreamSink:
         self._finish_reason = finish_reason
 
     def token(self, sequence: EngineSequence) -> None:
-        text = TOKEN_TEXT[sequence.tokens[-1] - FIRST_WORD]
+        if self._transport.is_closing():  # uvloop raises for a late write; the abort is on its way
+            return
+        text = TOKEN_TEXT[sequence.last_token - FIRST_WORD]
         data = self._answer.opening() if sequence.num_generated == 1 else b""
         data += self._answer.token(text, self._finish_reason if sequence.finished else None)
         if sequence.finished:
