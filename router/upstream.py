@@ -26,6 +26,8 @@ from router.wire import http1
 from router.wire.http1 import ResponseHead
 
 _HTTP_PORT = 80
+_TAIL_BYTES = 6
+"""Two blank lines' worth: as much as is looked at behind a chunk."""
 
 
 class AnswerSink(Protocol):
@@ -130,7 +132,7 @@ class WorkerConnection(asyncio.Protocol):
         if pieces:
             self._pieces = []
         if not self._complete:
-            self._raw_last = data
+            self._raw_last = data if len(data) >= _TAIL_BYTES else (self._raw_last + data)[-_TAIL_BYTES:]
             sink.body(data, pieces, False)
         elif self._ends_cleanly(data, pieces):
             self._finish(sink, data, pieces)
@@ -192,7 +194,7 @@ class WorkerConnection(asyncio.Protocol):
         if not head.is_chunked:
             return sum(map(len, pieces)) == len(data)
         # llhttp skips blank lines behind a message; relayed, they would be part of no answer.
-        end = (self._raw_last[-6:] + data)[-6:]
+        end = (self._raw_last[-_TAIL_BYTES:] + data)[-6:]
         return end.endswith(b"\r\n\r\n") and end != b"\r\n\r\n\r\n"
 
     # The parser's side

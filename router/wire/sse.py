@@ -64,10 +64,10 @@ class SseScanner:
         if num_events:
             self.num_events += num_events
             self._last_events = data
-            if not self.first_token_seen:
-                self.first_token_seen = not self._delta_events or _DELTA_EVENT.search(data) is not None
             if b'"usage"' in data:
                 self._keep_usage(data)
+        if not self.first_token_seen:
+            self.first_token_seen = bool(_DELTA_EVENT.search(data) if self._delta_events else num_events)
         return num_events
 
     def _keep_usage(self, events: bytes) -> None:

@@ -1,0 +1,128 @@
+"""The stream scanner: what it sees, in every kind of stream it meets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from router.wire.limits import SSE_EVENT_BYTES_MAX
+from router.wire.sse import SseScanner, error_event
+from router.wire.usage import usage_of
+
+TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":1}}\n\n'
+DONE = b"data: [DONE]\n\n"
+FIXTURES = Path(__file__).parents[3] / "fixtures/http"
+
+
+def body_of(name: str) -> bytes:
+    """The body of a recorded chunked answer."""
+    rest = (FIXTURES / name).read_bytes().partition(b"\r\n\r\n")[2]
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body
+
+
+@pytest.mark.parametrize("version", ["vllm-0.23.0", "vllm-0.32.0"])
+def test_recorded_stream_at_every_split(version: str) -> None:
+    body = body_of(f"{version}/stream_chat.raw")
+    num_events = body.count(b"data:")
+    for cut in range(len(body) + 1):
+        scanner = SseScanner(delta_events=False)
+        assert scanner.feed(body[:cut]) + scanner.feed(body[cut:]) == scanner.num_events == num_events
+        assert scanner.first_token_seen
+        assert scanner.done_seen
+        assert scanner.at_event_boundary
+        usage = usage_of(scanner.usage_line)
+        assert usage is not None
+        assert usage.prompt_tokens is not None
+
+
+def test_nothing_has_been_seen_of_comments() -> None:
+    scanner = SseScanner(delta_events=False)
+    assert scanner.feed(b": keep-alive\n\n") == 0
+    assert not scanner.first_token_seen
+    assert scanner.at_event_boundary
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_boundary_needs_a_blank_line(end: bytes) -> None:
+    scanner = SseScanner(delta_events=False)
+    scanner.feed(b"data: x" + end)
+    assert not scanner.at_event_boundary
+    scanner.feed(end)
+    assert scanner.at_event_boundary
+    assert scanner.num_events == 1
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [
+            b"event: response.created\ndata: {}\n\n",
+            b'event: response.output_text.delta\ndata: {"delta":"a"}\n\n',
+        ],
+        [b'data: {"type":"response.created"}\n\n', b'data: {"type": "response.output_text.delta"}\n\n'],
+        [b"event: message_start\ndata: {}\n\n", b"event: content_block_delta\ndata: {}\n\n"],
+    ],
+)
+def test_first_token_of_delta_protocols(events: list[bytes]) -> None:
+    scanner = SseScanner(delta_events=True)
+    scanner.feed(events[0])
+    assert not scanner.first_token_seen
+    scanner.feed(events[1])
+    assert scanner.first_token_seen
+
+
+def test_text_about_deltas_is_none() -> None:
+    scanner = SseScanner(delta_events=True)
+    scanner.feed(
+        b'data: {"type":"response.created","x":"say \\"type\\":\\"a.delta\\" or event: a.delta"}\n\n'
+    )
+    assert not scanner.first_token_seen
+
+
+def test_done_in_the_text_of_a_model_is_no_end() -> None:
+    scanner = SseScanner(delta_events=False)
+    scanner.feed(b'data: {"choices":[{"delta":{"content":"data: [DONE]"}}]}\n\n')
+    assert not scanner.done_seen
+    scanner.feed(DONE)
+    assert scanner.done_seen
+
+
+def test_usage_is_the_last_one_that_is_not_null() -> None:
+    scanner = SseScanner(delta_events=False)
+    null = TOKEN.replace(b"]}\n", b'],"usage": null}\n')
+    scanner.feed(USAGE.replace(b"7", b"6") + USAGE + null + TOKEN)
+    scanner.feed(null + DONE)
+    usage = usage_of(scanner.usage_line)
+    assert usage is not None
+    assert usage.prompt_tokens == 7
+
+
+def test_an_event_too_large_to_hold_is_counted_unread() -> None:
+    scanner = SseScanner(delta_events=False)
+    piece = b"x" * (SSE_EVENT_BYTES_MAX // 2)
+    scanner.feed(b'data: {"usage":{"prompt_tokens":1},"x":"')
+    for _ in range(10):
+        assert scanner.feed(piece) == 0
+        assert len(scanner._partial) <= SSE_EVENT_BYTES_MAX + len(piece)
+    assert not scanner.at_event_boundary
+    assert scanner.feed(b'"}\n\n') == 1
+    assert scanner.at_event_boundary
+    assert scanner.usage_line == b""
+    assert scanner.feed(USAGE) == 1
+    assert b'"prompt_tokens":7' in scanner.usage_line
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_error_event_is_an_event(done: bool) -> None:
+    event = error_event(b'{"error":{"message":"m"}}', done=done)
+    scanner = SseScanner(delta_events=False)
+    assert scanner.feed(event) == 1 + done
+    assert scanner.done_seen is done
+    assert orjson.loads(event.partition(b"\n\n")[0].removeprefix(b"data: "))["error"]["message"] == "m"
