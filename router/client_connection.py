@@ -1,6 +1,6 @@
-"""One client's connection: requests out of its bytes, answered in order, each by one coroutine.
+"""One client's connection: its requests answered in order, each by one coroutine; deadlines; closing.
 
-It knows HTTP and its limits, and nothing of workers: a `Handler` answers. Body bytes of an answer are written
+It knows nothing of workers: a `Handler` answers. Body bytes of an answer are written
 to `transport` by whoever relays them; pausing and leaving are passed on to that relay.
 """
 
@@ -12,20 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-import httptools
-
-from router.errors import (
-    BadRequest,
-    BodyTooLarge,
-    HeadersTooLarge,
-    InternalError,
-    NotSupported,
-    RequestTimeout,
-    RouterError,
-    UriTooLong,
-)
+from router.errors import ClientError, InternalError, RequestTimeout, RouterError
 from router.limits import WRITE_BUFFER_HIGH, WRITE_BUFFER_LOW
 from router.request import Request
+from router.request_reader import RequestReader
 from router.wire import http1
 
 if TYPE_CHECKING:
@@ -45,26 +35,20 @@ class Relay(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """httptools calls the `on_*` methods back while bytes are fed to the parser."""
+    """A RequestSink of its own reader."""
 
     __slots__ = (
-        "_active", "_close_at", "_fed_bytes", "_head_bytes", "_headers", "_incoming", "_input_over",
-        "_is_lingering", "_is_receiving", "_parser", "_queue", "_queued_bytes", "_server", "_task",
-        "_upgrading", "_url", "answer_begun", "close_after", "cut_reason", "is_paused", "relay", "transport",
+        "_active", "_close_at", "_input_over", "_is_lingering", "_is_receiving", "_queue", "_queued_bytes",
+        "_reader", "_server", "_task", "answer_begun", "close_after", "cut_reason", "is_paused", "relay",
+        "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._parser = httptools.HttpRequestParser(self)
-        self._url = b""
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = 0
-        self._fed_bytes = 0
+        self._reader = RequestReader(self, server.limits, server.clock)
         self._is_receiving = True
-        self._incoming: Request | None = None
-        self._upgrading = False
         self._active: Request | None = None
         self._task: asyncio.Task[None] | None = None
         self._queue: deque[Request] = deque()
@@ -97,20 +81,7 @@ class ClientConnection(asyncio.Protocol):
             return
         if self._active is None:
             self._extend_deadline()
-        elif self._queued_bytes > self._server.limits.pipelined_bytes:
-            self._refuse(None)
-            return
-        was_in_head = self._is_in_head()
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as stop:
-            self._decline_upgrade(data[stop.args[0] :])
-            return
-        except httptools.HttpParserError as error:
-            self._refuse(_reason(error))
-            return
-        if was_in_head and self._is_in_head():
-            self._count_head(len(data))
+        self._reader.feed(data)
 
     def eof_received(self) -> None:
         """A client that closes its side has left, as nginx sees it: without this a worker would generate for
@@ -122,7 +93,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.closed(self)
         self._leave()
-        for request in (self._active, self._incoming, *self._queue):
+        for request in (self._active, self._reader.incoming, *self._queue):
             if request is not None:
                 self._server.release(request)
         self._queue.clear()
@@ -142,108 +113,48 @@ class ClientConnection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    # The parser's side
+    # The reader's side
 
-    def on_url(self, url: bytes) -> None:
-        self._url += url
-        if len(self._url) > self._server.limits.url_bytes:
-            raise UriTooLong(f"The request target is longer than {self._server.limits.url_bytes} bytes")
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > self._server.limits.head_bytes:
-            raise HeadersTooLarge(f"The headers are larger than {self._server.limits.head_bytes} bytes")
-        if self._incoming is None:  # else a trailer: bounded like headers, and not forwarded
-            self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        parser = self._parser
-        if parser.should_upgrade():
-            self._upgrading = True
-            return
-        limits = self._server.limits
-        head = http1.read_request_head(
-            parser.get_method(),
-            self._url,
-            parser.get_http_version(),
-            parser.should_keep_alive(),
-            self._headers,
-        )
-        request = Request(head, self._server.clock())
-        if (head.content_length or 0) > limits.body_bytes:
-            raise BodyTooLarge(f"The body is larger than {limits.body_bytes} bytes")
+    def head_arrived(self, request: Request, num_bytes: int) -> None:
+        head, limits = request.head, self._server.limits
+        assert head is not None
         try:
             self._server.handler.admit(request)
         except RouterError as error:
             if head.is_chunked or (head.content_length or 0) > limits.pipelined_bytes:
                 raise
             request.error = error  # a small body is read, so that the connection can go on
-        self._incoming = request
         if self._active is not None:
-            self._queued_bytes += self._head_bytes
-        if head.expects_continue and self._active is None:
+            self._count_ahead(num_bytes)
+        elif head.expects_continue:
             self.transport.write(http1.CONTINUE)
 
-    def on_body(self, piece: bytes) -> None:
-        request = self._incoming
-        if request is None:
-            return
-        request.pieces.append(piece)
-        request.num_bytes += len(piece)
-        self._server.hold(len(piece))
-        if request.num_bytes > self._server.limits.body_bytes:
-            raise BodyTooLarge(f"The body is larger than {self._server.limits.body_bytes} bytes")
+    def body_arrived(self, num_bytes: int) -> None:
+        self._server.hold(num_bytes)
         if self._active is not None:
-            self._queued_bytes += len(piece)
+            self._count_ahead(num_bytes)
 
-    def on_message_complete(self) -> None:
-        request = self._incoming
-        if self._upgrading or request is None:
-            return
-        self._incoming = None
-        self._forget_head()
-        request.body_complete()
-        self._enqueue(request)
-
-    def _forget_head(self) -> None:
-        self._url = b""
-        self._headers = []
-        self._head_bytes = 0
-        self._fed_bytes = 0
-
-    def _is_in_head(self) -> bool:
-        return self._incoming is None and (self._url != b"" or self._head_bytes != 0)
-
-    def _count_head(self, num_bytes: int) -> None:
-        """A head that comes in pieces: what llhttp keeps to itself counts too."""
-        self._fed_bytes += num_bytes
-        if self._fed_bytes > self._server.limits.head_bytes:
-            self._refuse(
-                HeadersTooLarge(f"The headers are larger than {self._server.limits.head_bytes} bytes")
-            )
-
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """llhttp stops at a head that offers another protocol. Tunnels are refused; any other offer is taken
-        back and the request read again: Java's client offers h2c with its first request, body and all."""
-        parser = self._parser
-        method, version = parser.get_method(), parser.get_http_version()
-        upgrade = next((value for name, value in self._headers if name.lower() == b"upgrade"), b"")
-        if method == b"CONNECT" or upgrade.strip().lower() == b"websocket":
-            self._refuse(NotSupported("Tunnels are not supported by this gateway"))
-            return
-        head = http1.without_upgrade(method, self._url, version, self._headers)
-        self._parser = httptools.HttpRequestParser(self)
-        self._upgrading = False
-        self._forget_head()
-        self.data_received(head + rest)
-
-    # Requests in order
-
-    def _enqueue(self, request: Request) -> None:
+    def request_arrived(self, request: Request) -> None:
         if self._active is None:
             self._start(request)
         else:
             self._queue.append(request)
+
+    def refused(self, error: RouterError) -> None:
+        """No more requests can be read here; the error is answered in its turn."""
+        self._input_over = True
+        if self._reader.incoming is not None:
+            self._server.release(self._reader.incoming)
+        if not isinstance(error, _TooFarAhead):
+            self.request_arrived(Request(None, self._server.clock(), error))
+
+    def _count_ahead(self, num_bytes: int) -> None:
+        """Requests sent before the answer in hand ended: held, since reading must go on, but bounded."""
+        self._queued_bytes += num_bytes
+        if self._queued_bytes > self._server.limits.pipelined_bytes:
+            raise _TooFarAhead("Too many requests are waiting on one connection")
+
+    # Requests in order
 
     def _start(self, request: Request) -> None:
         self._active = request
@@ -284,12 +195,9 @@ class ClientConnection(asyncio.Protocol):
             self._start_next()
         elif self._input_over or self._server.is_draining:
             self._close()
-        elif self._incoming is not None:
+        elif self._reader.incoming is not None or self._reader.is_in_head:
             self._extend_deadline()
-            if self._incoming.head is not None and self._incoming.head.expects_continue:
-                self.transport.write(http1.CONTINUE)
-        elif self._is_in_head():
-            self._extend_deadline()
+            self._continue()
         else:
             self._close_at = self._server.clock() + self._server.limits.keep_alive_seconds
 
@@ -299,16 +207,11 @@ class ClientConnection(asyncio.Protocol):
             self._queued_bytes = 0
         self._start(request)
 
-    def _refuse(self, error: RouterError | None) -> None:
-        """No more requests can be read here. `error` is answered in its turn; None: just close."""
-        self._input_over = True
-        if self._incoming is not None:
-            self._server.release(self._incoming)
-            self._incoming = None
-        if error is not None:
-            self._enqueue(Request(None, self._server.clock(), error))
-        elif self._active is None:
-            self._close()
+    def _continue(self) -> None:
+        """A request that asked for leave to send its body while another one was answered."""
+        request = self._reader.incoming
+        if request is not None and request.head is not None and request.head.expects_continue:
+            self.transport.write(http1.CONTINUE)
 
     def release(self, request: Request) -> None:
         """Its answer has begun, so the request is never sent again: let go of its body."""
@@ -390,7 +293,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _extend_deadline(self) -> None:
         """A head has a time in all, counted from its first byte; a body may take long but not fall silent."""
-        if self._incoming is not None:
+        if self._reader.incoming is not None:
             self._close_at = self._server.clock() + self._server.limits.body_silence_seconds
         elif not self._is_receiving:
             self._is_receiving = True
@@ -399,14 +302,11 @@ class ClientConnection(asyncio.Protocol):
     def _deadline_passed(self) -> None:
         if self.transport.is_closing() or self._is_lingering:
             self.transport.abort()
-        elif self._incoming is not None or self._url or self._head_bytes:
-            self._refuse(RequestTimeout("The request did not arrive in time"))
+        elif self._reader.incoming is not None or self._reader.is_in_head:
+            self.refused(RequestTimeout("The request did not arrive in time"))
         else:
             self._close()
 
 
-def _reason(error: httptools.HttpParserError) -> RouterError:
-    """What a callback raised, or what llhttp did not like."""
-    if isinstance(error.__context__, RouterError):
-        return error.__context__
-    return BadRequest(f"Malformed HTTP request: {error}")
+class _TooFarAhead(ClientError):
+    """Not answered: what was read before is, then the connection ends."""
