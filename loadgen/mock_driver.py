@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Protocol
 
 from indexer.events import KvEvent
@@ -59,19 +60,18 @@ class RealTimeDriver:
 
     async def run(self) -> None:
         """Until cancelled."""
-        clock = asyncio.get_running_loop().time
-        now = clock()
+        now = perf_counter()  # uvloop's own clock counts whole milliseconds
         while True:
             await self._unpaused.wait()
             ends_at = self.model.start_step(now)
             if ends_at is None:
                 self._wake.clear()
                 await self._wake.wait()
-                now = clock()
+                now = perf_counter()
                 continue
-            await asyncio.sleep(max(0.0, ends_at - clock()))
-            lag = max(0.0, clock() - ends_at)
-            now = ends_at if lag < CATCH_UP_SECONDS_MAX else clock()
+            await asyncio.sleep(max(0.0, ends_at - perf_counter()))
+            lag = max(0.0, perf_counter() - ends_at)
+            now = ends_at if lag < CATCH_UP_SECONDS_MAX else perf_counter()
             self._lag_seconds_total += lag
             self.lag_seconds_max = max(self.lag_seconds_max, lag)
             self._finish_step()

@@ -105,7 +105,7 @@ class MockWorker:
 
     @property
     def num_event_messages(self) -> int:
-        """Messages that this incarnation has published; the next one has this number."""
+        """Messages that this incarnation has published, 0 when it is dead; the next one has this number."""
         return self._publisher.next_sequence if self._publisher else 0
 
     def next_request_id(self) -> str:
@@ -150,15 +150,19 @@ class MockWorker:
         self._port = self._runner.addresses[-1][1]
 
     async def stop(self, *, spare: asyncio.Transport | None = None) -> None:
-        """As if the process were killed. `spare` is the one connection that may still be answered."""
-        if self._site is None or self._driving is None or self._publisher is None:
-            return
-        await self._site.stop()
-        self._site = None
-        self._reset_connections(spare)
-        self._driving.cancel()
-        await asyncio.wait([self._driving])
-        await self._publisher.close()
+        """As if the process were killed, however far its start had come. `spare` is the one connection that
+        may still be answered."""
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+            self._reset_connections(spare)
+        if self._driving is not None:
+            self._driving.cancel()
+            await asyncio.wait([self._driving])
+            self._driving = None
+        if self._publisher is not None:
+            await self._publisher.close()
+            self._publisher = None
 
     async def fault(
         self, name: str, *, count: int | None = None, after_tokens: int = 1, factor: float = 10.0

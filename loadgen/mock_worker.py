@@ -30,6 +30,7 @@ import uvloop
 import zmq
 from aiohttp import web
 
+from loadgen.console import Console
 from loadgen.engine import EngineSettings
 from loadgen.mock_api import ApiError, decode
 from loadgen.mock_http import json_response
@@ -96,7 +97,8 @@ class MockFleet:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`kvgate mock`: prints one line when all workers answer; ends on SIGTERM or SIGINT with 0."""
+    """`kvgate mock`: prints one line when all workers answer; ends on SIGTERM or SIGINT with 0, with 1 when a
+    port can't be had."""
     arguments = _parser().parse_args(argv)
     fleet = MockFleet(
         arguments.num_workers,
@@ -112,7 +114,11 @@ def main(argv: Sequence[str]) -> int:
         port=arguments.port,
         events_port=arguments.events_port,
     )
-    uvloop.run(_serve(fleet))
+    try:
+        uvloop.run(_serve(fleet))
+    except (OSError, zmq.ZMQError) as error:
+        Console(sys.stderr).line(f"kvgate mock: can't listen: {error}")
+        return 1
     return 0
 
 
@@ -163,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         "--max-model-len", type=_positive, default=engine.max_model_len, help="context in tokens"
     )
     parser.add_argument(
-        "--speedup", type=float, default=1.0, help="how much faster than the published curves"
+        "--speedup", type=_above_zero, default=1.0, help="how much faster than the published curves"
     )
     return parser
 
@@ -172,6 +178,13 @@ def _positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _above_zero(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0")
     return value
 
 

@@ -385,3 +385,16 @@ async def test_the_command_is_ready_when_it_says_so_and_ends_on_sigterm(http):
         if process.returncode is None:
             process.kill()
             await process.wait()
+
+
+def test_it_runs_on_the_standard_event_loop_too():
+    async def scenario():
+        async with MockFleet(1, engine=FAST) as fleet, aiohttp.ClientSession() as session:
+            worker = fleet.workers[0]
+            events = await read_stream(session, worker, "/v1/chat/completions", CHAT)
+            await worker.fault("restart")
+            status, _ = await post(session, worker, "/v1/chat/completions", CHAT)
+            return events[-1], status
+
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        assert runner.run(scenario()) == (b"[DONE]", 200)
