@@ -197,6 +197,10 @@ class Believer:
         self.beliefs.feed.receive(slot, self._sequences[slot], payload, now=0.0)
         self._sequences[slot] += 1
 
+    def begin_anew(self, slot):
+        """Another incarnation of the worker numbers its messages from 0."""
+        self._sequences[slot] = 0
+
     def store(self, slot, num_blocks):
         """The worker tells that it holds the first blocks of FOUR."""
         self.publish(slot, BlockStored(CHAIN[:num_blocks], None, FOUR[: num_blocks * BLOCK], BLOCK))
@@ -306,6 +310,30 @@ def test_a_worker_with_events_answers_from_its_bridge_alone_while_in_doubt():
     assert believer.match(now=5.0) == Overlap()
 
 
+@pytest.mark.parametrize("make", [publishing, silent])
+def test_what_is_no_longer_believed_is_given_back(make):
+    believer = Believer(make("a"), predicted_ttl=10.0, bridge_ttl=10.0)
+    believer.believe(0)
+    believer.beliefs.expire(now=9.0)
+    assert believer.beliefs.num_predicted_blocks(0) == 4
+    believer.beliefs.expire(now=10.0)
+    assert believer.beliefs.num_predicted_blocks(0) == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "unit"), [(publishing, Unit.TOKENS), (publishing, Unit.BYTES), (silent, Unit.TOKENS)]
+)
+def test_a_slot_is_free_once_nothing_of_its_worker_is_left(make, unit):
+    believer = Believer(make("a"))
+    believer.believe(0, unit=unit)
+    believer.beliefs.remove(0)
+    assert believer.match(unit=unit) == Overlap()
+    assert not believer.beliefs.is_free(0)
+    while not believer.beliefs.is_free(0):
+        believer.beliefs.expire(now=0.0)
+    believer.beliefs.check()
+
+
 # Reported less than promised
 
 
@@ -360,6 +388,16 @@ def test_events_that_told_of_a_loss_meanwhile_explain_the_difference(loss):
     believer.beliefs.withdraw(0, asked, BLOCK, 0, now=0.0)
     assert believer.match().exact == {0: 4}
     assert believer.beliefs.num_predicted_blocks(0) == 0
+
+
+def test_a_restart_that_the_feed_noticed_is_a_loss():
+    believer = Believer(publishing("a"))
+    believer.store(0, 4)
+    asked = believer.expectation(0, exact_blocks=4)
+    believer.begin_anew(0)
+    believer.store(0, 4)
+    believer.beliefs.withdraw(0, asked, BLOCK, 0, now=0.0)
+    assert believer.match().exact == {0: 4}
 
 
 def test_a_new_loss_does_not_excuse_the_next_request():

@@ -5,6 +5,8 @@ import random
 import pytest
 
 from indexer.blocks import HashSpace, Unit
+from indexer.events import AllBlocksCleared
+from loadgen.wire import Layout, encode_batch
 from policies.base import BasePolicy, Needs, TierWeights
 from policies.types import Choice, RoutingRequest
 from router.core.loads import ActiveSequences
@@ -164,7 +166,12 @@ def test_token_prompts_teach_nothing_and_are_not_corrected():
     core = first_core([silent("a")])
     core.route(request("r1"), prompt_of(FOUR), now=0.0)
     core.observe_usage("r1", prompt_tokens=32, cached_tokens=None, now=0.0)
-    assert core.preview(request("r2"), prompt_of(FOUR), now=0.0).num_prompt_tokens == 64
+    as_bytes = prompt_of(FOUR, unit=Unit.BYTES)
+    core.route(request("r2"), as_bytes, now=0.0)
+    assert core.decision("r2").num_prompt_tokens == 64
+    core.observe_usage("r2", prompt_tokens=32, cached_tokens=None, now=0.0)
+    assert core.preview(request("r3"), as_bytes, now=0.0).num_prompt_tokens == 32
+    assert core.preview(request("r3"), prompt_of(FOUR), now=0.0).num_prompt_tokens == 64
 
 
 def test_the_ratio_of_a_model_that_nobody_serves_is_forgotten():
@@ -253,6 +260,21 @@ def test_what_must_be_computed_is_all_but_the_cached_blocks(num_tokens, held, un
     room.believe("a", prompt_of(FOUR[: held * BLOCK]))
     plan = room.plan(prompt_of(range(num_tokens)))
     assert plan.prefill_tokens == plan.decision.details["booked_prefill_tokens"] == uncached
+
+
+def test_an_estimate_below_what_is_cached_leaves_nothing_to_compute():
+    room = Room(silent("a"))
+    room.believe("a", prompt_of(FOUR))
+    too_short = prompt_of(FOUR)
+    too_short.num_tokens = 50
+    assert room.plan(too_short).prefill_tokens == 0
+
+
+def test_the_expectation_remembers_the_losses_told_of_so_far():
+    room = Room(publishing("a"))
+    cleared = encode_batch([AllBlocksCleared()], timestamp=0.0, dp_rank=0, layout=Layout.MAPS)
+    room.beliefs.feed.receive(0, 0, cleared, now=0.0)
+    assert room.plan(prompt_of(FOUR)).expectation.num_losses == 1
 
 
 @pytest.mark.parametrize(

@@ -338,6 +338,24 @@ def test_a_failed_attempt_with_a_byte_prompt_is_disbelieved_too():
     assert core.preview(request("p"), as_bytes, now=0.5).candidates.device_overlap == [0]
 
 
+def test_the_forecast_says_nothing_of_a_worker_that_failed():
+    core = make_core([silent("a")])
+    route(core, "r", stream=False)
+    core.expire(now=10.0)
+    core.finish("r", Outcome.WORKER_FAILED, now=10.0)
+    assert expected_on(core, "a", now=10.0) == 0
+
+
+def test_a_client_that_leaves_a_stream_before_it_began_proves_nothing():
+    core = make_core([silent("a")])
+    route(core, "r1")
+    route(core, "r2")
+    assert core.decision("r2").details["booked_prefill_tokens"] == 0
+    for request_id in ("r1", "r2"):
+        core.finish(request_id, Outcome.CLIENT_GONE, now=0.5)
+    assert expected_on(core, "a") == 0
+
+
 def test_of_a_client_that_left_an_answer_in_one_piece_the_forecast_stands():
     core = make_core([silent("a")])
     route(core, "r1", stream=False)
