@@ -56,7 +56,7 @@ class Relay:
         "_client", "_clock", "_connection", "_done", "_early_headers", "_extra_lines", "_framing", "_held",
         "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_observer", "_paused_at", "_request",
         "_request_deadline", "_scanner", "_token_gap", "_wants_body", "_worker", "_write", "begun",
-        "body_pieces", "committed", "response",
+        "body_pieces", "committed", "response", "takes_events",
     )  # fmt: skip
 
     def __init__(
@@ -98,6 +98,7 @@ class Relay:
         self._kept_bytes = 0
         self.body_pieces: list[bytes] = []
         """The body of a JSON answer, up to USAGE_BODY_BYTES_MAX; cleared when it is larger."""
+        self.takes_events = False
         self.response: ResponseHead | None = None
         self.committed = False
         """The head went to the client: no other worker can answer any more."""
@@ -159,6 +160,15 @@ class Relay:
         if ended and not self._done.done():
             self._done.set_result(None)
 
+    def event(self, raw: bytes) -> None:
+        """What `body` does, as short as can be: this runs for every token of the fleet."""
+        self._write(raw)
+        scanner = self._scanner
+        if scanner is not None and scanner.feed_chunk(raw):
+            now = self._clock()
+            self._token_gap(now - self._last_at)
+            self._last_at = now
+
     def failed(self, error: RouterError) -> None:
         self._connection = None
         if not self._done.done():
@@ -217,6 +227,7 @@ class Relay:
             self._token_gap(now - self._last_at)
         elif scanner.first_token_seen:
             self._observer.first_token(now)
+            self.takes_events = self._is_verbatim
         self._last_at = now
 
     def _keep_body(self, body: bytes) -> None:

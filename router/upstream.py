@@ -30,6 +30,19 @@ _TAIL_BYTES = 6
 """Two blank lines' worth: as much as is looked at behind a chunk."""
 
 
+_EVENT_END = b"\n\n\r\n"
+_NO_CHUNK = b"\n"
+_SIZE_LINES = {
+    len(chunk): chunk[: chunk.index(b"\n") + 1] for chunk in map(http1.chunk, map(bytes, range(1, 2048)))
+}
+"""By the length of a whole chunk: how it begins. One token's event has some 300 bytes."""
+
+
+def _is_one_event(data: bytes) -> bool:
+    """Whether `data` is exactly one chunk, its size written as servers write it, that ends as an event does."""
+    return data.endswith(_EVENT_END) and data.startswith(_SIZE_LINES.get(len(data), _NO_CHUNK))
+
+
 class AnswerSink(Protocol):
     """Who takes a worker's answer."""
 
@@ -39,6 +52,12 @@ class AnswerSink(Protocol):
     def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
         """What one read brought behind the head: as it came, framing included, and as body pieces."""
 
+    takes_events: bool
+    """Whether `event` may be called."""
+
+    def event(self, raw: bytes) -> None:
+        """One read was one whole chunk of whole events, as nearly every read of a stream is."""
+
     def failed(self, error: RouterError) -> None:
         """The answer broke off; the connection is gone. Called at most once, and nothing after it."""
 
@@ -47,8 +66,8 @@ class WorkerConnection(asyncio.Protocol):
     """httptools calls the `on_*` methods back while bytes are fed to the parser."""
 
     __slots__ = (
-        "_complete", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive", "_method",
-        "_num_heads", "_parser", "_pieces", "_pool", "_raw_head", "_raw_last", "_reason", "_sink",
+        "_at_boundary", "_complete", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive",
+        "_method", "_num_heads", "_parser", "_pieces", "_pool", "_raw_head", "_raw_last", "_reason", "_sink",
         "_until_eof", "idle_since", "is_silent", "transport",
     )  # fmt: skip
 
@@ -73,6 +92,7 @@ class WorkerConnection(asyncio.Protocol):
         self._num_heads = 0
         self._is_in_body = False
         self._in_chunk = False
+        self._at_boundary = False
         self._until_eof = False
         self._keep_alive = False
         self._complete = False
@@ -109,6 +129,11 @@ class WorkerConnection(asyncio.Protocol):
         if sink is None:
             self.transport.abort()  # bytes that nobody asked for
             return
+        if self._at_boundary and sink.takes_events and _is_one_event(data):
+            # llhttp would be where it is now, so it need not see this chunk.
+            self._raw_last = data
+            sink.event(data)
+            return
         self.is_silent = False
         try:
             self._parser.feed_data(data)
@@ -133,6 +158,7 @@ class WorkerConnection(asyncio.Protocol):
             self._pieces = []
         if not self._complete:
             self._raw_last = data if len(data) >= _TAIL_BYTES else (self._raw_last + data)[-_TAIL_BYTES:]
+            self._at_boundary = self.at_chunk_boundary
             sink.body(data, pieces, False)
         elif self._ends_cleanly(data, pieces):
             self._finish(sink, data, pieces)

@@ -70,6 +70,17 @@ class SseScanner:
             self.first_token_seen = bool(_DELTA_EVENT.search(data) if self._delta_events else num_events)
         return num_events
 
+    def feed_chunk(self, chunk: bytes) -> int:
+        """As `feed`, for a whole chunk of whole events after the first token, framing included. Its size stands
+        on a line of its own, so the first data line too follows a line's end."""
+        num_events = chunk.count(b"\ndata:")
+        if num_events:
+            self.num_events += num_events
+            self._last_events = chunk
+            if b'"usage"' in chunk:
+                self._keep_usage(chunk)
+        return num_events
+
     def _keep_usage(self, events: bytes) -> None:
         """The last line with a usage that is not null. Few events have one, so a loop is affordable."""
         for line in reversed(events.splitlines()):

@@ -231,3 +231,58 @@ async def test_leaving_ends_the_wait() -> None:
     setup.connection.connection_lost(None)
     with pytest.raises(asyncio.CancelledError):
         await waiting
+
+
+@pytest.mark.parametrize(
+    "num_bytes", [*range(1, 20), 0xF, 0x10, 0xFE, 0xFF, 0x100, 0x101, 0xFFF, 0x1000, 5000]
+)
+async def test_events_that_come_one_by_one(num_bytes: int) -> None:
+    """Whatever their size, they pass as they came, are counted, and their framing is checked."""
+    events = [b"data:" + b"x" * num_bytes + b"\n\n"] * 3
+    setup = Setup()
+    setup.receive(STREAM_HEAD, *map(chunk, events), END_OF_CHUNKS)
+    await setup.relay.ended()
+    assert setup.answer_body == b"".join(map(chunk, events)) + END_OF_CHUNKS
+    assert len(setup.observer.gaps) == 2
+
+
+@pytest.mark.parametrize("size", [b"f8", b"fa", b"0f9", b"+f9", b"F9", b" f9", b"f9;x=y", b"f_9"])
+async def test_size_of_a_chunk_is_never_taken_on_trust(size: bytes) -> None:
+    """Only what is exactly one chunk may pass unparsed: any other spelling is judged by the parser."""
+    body = b"data:" + b"x" * (0xF9 - 7) + b"\n\n"
+    setup = Setup()
+    setup.receive(
+        STREAM_HEAD + chunk(EVENTS[0]), size + b"\r\n" + body + b"\r\n", chunk(EVENTS[1]) + END_OF_CHUNKS
+    )
+    if size in (b"0f9", b"F9", b"f9;x=y"):
+        await setup.relay.ended()
+        assert len(setup.observer.gaps) == 2
+    else:
+        with pytest.raises(WorkerProtocolError):
+            await setup.relay.ended()
+
+
+async def test_usage_and_end_are_seen_in_events_that_come_one_by_one() -> None:
+    usage = b'data: {"usage":{"prompt_tokens":3}}\n\n'
+    setup = Setup()
+    setup.receive(STREAM_HEAD, *map(chunk, [*EVENTS, usage, b"data: [DONE]\n\n"]), END_OF_CHUNKS)
+    await setup.relay.ended()
+    assert setup.relay.usage_json.strip() == b'{"usage":{"prompt_tokens":3}}'
+    assert len(setup.observer.gaps) == len(EVENTS) + 1
+
+
+async def test_comments_that_come_one_by_one_are_no_tokens() -> None:
+    setup = Setup()
+    setup.receive(STREAM_HEAD, chunk(EVENTS[0]), chunk(b": still here\n\n"), chunk(EVENTS[1]), END_OF_CHUNKS)
+    await setup.relay.ended()
+    assert len(setup.observer.gaps) == 1
+
+
+async def test_stream_of_single_events_that_breaks_gets_its_error_event() -> None:
+    setup = Setup()
+    setup.receive(STREAM_HEAD, *map(chunk, EVENTS))
+    setup.connection.eof_received()
+    with pytest.raises(WorkerError) as failure:
+        await setup.relay.ended()
+    assert setup.relay.cut_short(failure.value, done=False)
+    assert dechunked(setup.answer_body).startswith(b"".join(EVENTS) + b'data: {"error"')
