@@ -9,12 +9,13 @@ Explained = Mapping[str, Any]
 
 
 def most_telling(decisions: Sequence[Explained]) -> Explained | None:
-    """The decision in which costs and cache spoke most: the longest prefix held by the chosen worker alone.
+    """The decision in which the cache weighed most: blocks that only the chosen worker holds, in the scale of
+    what the others would have cost.
 
     None when no decision had costs.
     """
     with_costs = [decision for decision in decisions if decision["candidates"][0]["cost"] is not None]
-    return max(with_costs, key=_advantage, default=None)
+    return max(with_costs, key=_weight_of_cache, default=None)
 
 
 def explain_line(policy: str, decision: Explained) -> str:
@@ -34,7 +35,11 @@ def _chosen(decision: Explained) -> Mapping[str, Any]:
     return row
 
 
-def _advantage(decision: Explained) -> float:
-    others = [row["device_overlap"] for row in decision["candidates"] if not row["chosen"]]
-    best: float = _chosen(decision)["device_overlap"] - max(others, default=0.0)
-    return best
+def _weight_of_cache(decision: Explained) -> float:
+    others = [row for row in decision["candidates"] if not row["chosen"]]
+    if not others:
+        return 0.0
+    elsewhere = max(row["device_overlap"] for row in others)
+    cost_elsewhere = min(row["cost"] for row in others)
+    weight: float = (_chosen(decision)["device_overlap"] - elsewhere) / max(1.0, cost_elsewhere)
+    return weight

@@ -143,7 +143,7 @@ class MockWorker:
         self._publisher = EventPublisher(self._context, layout=config.layout, topic=config.topic.encode())
         endpoints = await self._publisher.bind(self.events_endpoint, self.replay_endpoint)
         self.events_endpoint, self.replay_endpoint = endpoints
-        self.driver = RealTimeDriver(EngineModel(config.engine), self._publish)
+        self.driver = RealTimeDriver(EngineModel(config.engine), self.publish)
         self._driving = start_task(self.driver.run(), f"mock-worker-{self.index}")
         self._site = web.TCPSite(self._runner, config.host, self._port, backlog=LISTEN_BACKLOG)
         await self._site.start()
@@ -163,6 +163,12 @@ class MockWorker:
         if self._publisher is not None:
             await self._publisher.close()
             self._publisher = None
+
+    def publish(self, events: Sequence[KvEvent]) -> None:
+        """Sends the next event message; the driver does it after each step that has events."""
+        assert self._publisher is not None
+        payload = encode_batch(events, timestamp=self.wall_seconds(), dp_rank=0, layout=self._config.layout)
+        self._publisher.publish(payload)
 
     async def fault(
         self, name: str, *, count: int | None = None, after_tokens: int = 1, factor: float = 10.0
@@ -254,11 +260,6 @@ class MockWorker:
 
     async def _stats(self, _request: web.Request) -> web.Response:
         return json_response(self.stats())
-
-    def _publish(self, events: Sequence[KvEvent]) -> None:
-        assert self._publisher is not None
-        payload = encode_batch(events, timestamp=self.wall_seconds(), dp_rank=0, layout=self._config.layout)
-        self._publisher.publish(payload)
 
     def _reset_connections(self, spare: asyncio.Transport | None) -> None:
         assert self._runner is not None

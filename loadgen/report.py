@@ -17,16 +17,18 @@ COLUMNS: Sequence[Column] = (
     ("errors", lambda row: str(row.num_errors)),
     ("TTFT mean", lambda row: _ms(row.ttft_mean)),
     ("95 % interval", lambda row: "..".join(map(_ms, row.ttft_mean_interval))),
-    ("p50", lambda row: _ms(row.ttft_p50)),
-    ("p99", lambda row: _ms(row.ttft_p99)),
+    ("TTFT p50", lambda row: _ms(row.ttft_p50)),
+    ("TTFT p99", lambda row: _ms(row.ttft_p99)),
     ("ITL p50", lambda row: _ms(row.itl_p50, 1)),
-    ("p99", lambda row: _ms(row.itl_p99, 1)),
+    ("ITL p99", lambda row: _ms(row.itl_p99, 1)),
     ("hit rate", lambda row: "-" if math.isnan(row.hit_rate) else f"{row.hit_rate:.1%}"),
-    ("balance req", lambda row: _ratio(row.request_balance)),
+    ("balance", lambda row: _ratio(row.request_balance)),
     ("prefill", lambda row: _ratio(row.prefill_balance)),
 )
 TABLE_NOTE = (
-    "times in ms as measured; balance: busiest worker over the mean, of requests and of prefill tokens"
+    "times in ms as measured; hit rate by the workers' own cached_tokens; last two columns: the busiest worker
+"
+    "over the mean, in requests and in prefill tokens"
 )
 
 

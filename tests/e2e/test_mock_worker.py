@@ -16,6 +16,7 @@ import zmq.asyncio
 from indexer.adapters import ADAPTERS
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from loadgen.engine import EngineSettings
+from loadgen.mock_events import REPLAY_BUFFER_BATCHES
 from loadgen.mock_worker import MockFleet
 from loadgen.wire import END_OF_REPLAY, Layout
 from router.engines.metrics_text import find_samples
@@ -221,6 +222,15 @@ async def test_events_and_replay(http, layout):
             assert answers[0][1:-2] == ([b"kv"] if layout is Layout.MAPS else [])
             assert AllBlocksCleared() in ADAPTERS["vllm"](answers[-1][-1]).events
             assert await listener.replay(worker.num_event_messages) == []
+
+
+async def test_a_replay_reaches_back_over_the_buffer_only(http, worker):
+    async with Listener(http, worker) as listener:
+        for number in range(REPLAY_BUFFER_BATCHES):
+            worker.publish([BlockRemoved([number])])
+        numbers = [int.from_bytes(frames[-2], "big") for frames in await listener.replay(0)]
+    newest = listener.num_before + REPLAY_BUFFER_BATCHES
+    assert numbers == list(range(listener.num_before, newest)), "all that is left, without a gap"
 
 
 async def test_evictions_are_published(http):

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from loadgen.compare import balance, bootstrap_interval, mean, percentile, summarize
+from loadgen.console import Console
 from loadgen.report import as_json, progress_line, render_table
 from loadgen.results import RequestResult
 
@@ -86,8 +87,6 @@ class Terminal(io.StringIO):
 
 
 def test_console_draws_a_bar_on_a_terminal_and_sparse_lines_elsewhere():
-    from loadgen.console import Console
-
     terminal, file = Terminal(), io.StringIO()
     for stream in (terminal, file):
         console = Console(stream)

@@ -36,6 +36,9 @@ def test_the_line():
 
 
 def test_the_decision_in_which_the_cache_spoke_most_is_taken():
-    assert most_telling([PLAIN, TELLING, COSTLESS]) is TELLING
+    busy = decision("4", row("w1", 40.0, 900.0, chosen=True), row("w2", 0.0, 940.0))
+    assert most_telling([PLAIN, TELLING, busy, COSTLESS]) is TELLING
+    alone = decision("5", row("w1", 3.0, 5.0, chosen=True))
+    assert most_telling([alone]) is alone
     assert most_telling([COSTLESS]) is None
     assert most_telling([]) is None
