@@ -39,7 +39,7 @@ _SIZE_LINES = {
 
 
 def _is_one_event(data: bytes) -> bool:
-    """Whether `data` is exactly one chunk, its size written as servers write it, that ends as an event does."""
+    """Whether `data` is exactly one chunk, its size spelled as servers do it, that ends as an event does."""
     return data.endswith(_EVENT_END) and data.startswith(_SIZE_LINES.get(len(data), _NO_CHUNK))
 
 
