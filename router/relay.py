@@ -53,10 +53,10 @@ class Relay:
     """An AnswerSink that writes to a client. `ended()` returns or raises the worker's error."""
 
     __slots__ = (
-        "_client", "_clock", "_connection", "_done", "_early_headers", "_extra_lines", "_framing", "_held",
-        "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_observer", "_paused_at", "_request",
-        "_request_deadline", "_scanner", "_token_gap", "_wants_body", "_worker", "_write", "begun",
-        "body_pieces", "committed", "response", "takes_events",
+        "_client", "_clock", "_connection", "_delta_events", "_done", "_early_headers", "_extra_lines",
+        "_framing", "_held", "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_observer",
+        "_paused_at", "_request", "_request_deadline", "_scanner", "_token_gap", "_wants_body", "_worker",
+        "_write", "begun", "body_pieces", "committed", "response", "takes_events",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +80,8 @@ class Relay:
         self._observer = observer
         self._token_gap = observer.token_gap
         self._extra_lines = extra_lines
-        self._scanner: SseScanner | None = SseScanner(delta_events=delta_events)
+        self._delta_events = delta_events
+        self._scanner: SseScanner | None = None
         self._wants_body = wants_body
         self._early_headers = early_headers
         self._limits = limits
@@ -123,6 +124,8 @@ class Relay:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.abort()
+        if self._done.done() and not self._done.cancelled():
+            self._done.exception()  # seen, even if the client left before it could be waited for
 
     @property
     def usage_json(self) -> bytes:
@@ -135,8 +138,8 @@ class Relay:
 
     def head(self, head: ResponseHead) -> None:
         self.response = head
-        if head.is_encoded or not head.is_event_stream:
-            self._scanner = None
+        if head.is_event_stream and not head.is_encoded:
+            self._scanner = SseScanner(delta_events=self._delta_events)
         self._wants_body = self._wants_body and head.is_json and not head.is_encoded
         if self._early_headers and head.is_event_stream and 200 <= head.status < 300:
             self._write(self._commit(head))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from router.client_connection import ClientConnection
 from router.errors import Overloaded, RouterError
-from router.limits import DESCRIPTORS_SPARE, LISTEN_BACKLOG, RelayLimits
+from router.limits import DESCRIPTORS_SPARE, LISTEN_BACKLOG, REFUSED_CONNECTIONS_MAX, RelayLimits
 from router.request import Request
 from router.wire import http1
 
@@ -91,7 +91,7 @@ class Server:
             connection.close_if_idle()
         in_time = await self._wait_until_empty(seconds)
         self.stop()
-        await self._wait_until_empty(None)
+        await self._wait_until_empty(self.limits.linger_seconds)
         return in_time
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class Server:
         if self._timer is not None and not self._connections:
             self._timer.cancel()
 
-    async def _wait_until_empty(self, seconds: float | None) -> bool:
+    async def _wait_until_empty(self, seconds: float) -> bool:
         if not self._connections:
             return True
         self._emptied = asyncio.Event()
@@ -125,7 +125,10 @@ class Server:
             connection.transport.write(
                 http1.answer(error.status, error.body(), headers=error.headers, close=True)
             )
-            connection.refuse_input()
+            if len(self._connections) > self._max_connections + REFUSED_CONNECTIONS_MAX:
+                connection.transport.close()
+            else:
+                connection.refuse_input()
 
     def closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
