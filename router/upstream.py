@@ -38,11 +38,6 @@ _SIZE_LINES = {
 """By the length of a whole chunk: how it begins. One token's event has some 300 bytes."""
 
 
-def _is_one_event(data: bytes) -> bool:
-    """Whether `data` is exactly one chunk, its size spelled as servers do it, that ends as an event does."""
-    return data.endswith(_EVENT_END) and data.startswith(_SIZE_LINES.get(len(data), _NO_CHUNK))
-
-
 class AnswerSink(Protocol):
     """Who takes a worker's answer."""
 
@@ -129,8 +124,14 @@ class WorkerConnection(asyncio.Protocol):
         if sink is None:
             self.transport.abort()  # bytes that nobody asked for
             return
-        if self._at_boundary and sink.takes_events and _is_one_event(data):
-            # llhttp would be where it is now, so it need not see this chunk.
+        if (
+            self._at_boundary
+            and sink.takes_events
+            and data.endswith(_EVENT_END)
+            and data.startswith(_SIZE_LINES.get(len(data), _NO_CHUNK))
+        ):
+            # Exactly one chunk, its size spelled as servers do it, that ends as an event does. llhttp would
+            # be where it is now, so it need not see it.
             self._raw_last = data
             sink.event(data)
             return
