@@ -54,7 +54,7 @@ format: setup ## rewrite the sources as `make check` wants them
 	$(BIN)/ruff check --fix .
 
 .PHONY: bench
-bench: setup ## measure against nginx and against the bars (about six minutes; ARGS="--quick")
+bench: setup ## measure against nginx and against the bars (about four minutes; ARGS="--quick" for a look)
 	@.ci/services nginx
 	@$(BIN)/python -m tests.bench $(ARGS)
 
