@@ -76,7 +76,7 @@ async def test_nothing_is_left_behind(seed: int, caplog: pytest.LogCaptureFixtur
     ):
         await asyncio.gather(*(come_and_go(running, rng) for _ in range(NUM_CLIENTS)))
         await running.at_rest()
-        assert len(a.requests) + len(b.requests) + len(c.requests) > NUM_CLIENTS
+        assert len(a.requests) + len(b.requests) + len(c.requests) > NUM_CLIENTS // 2
         pool = running.proxy.upstream
         await eventually(
             lambda: a.num_open + b.num_open + c.num_open <= pool.num_idle, what="no stray connection"
