@@ -118,6 +118,7 @@ class WorkerConnection(asyncio.Protocol):
         # uvloop's transports are of no asyncio class
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH, low=WRITE_BUFFER_LOW)
+        self._pool.num_open += 1
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -176,6 +177,7 @@ class WorkerConnection(asyncio.Protocol):
             self.fail(WorkerUnavailable("The worker closed the connection before its answer was complete"))
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.num_open -= 1
         if self._sink is not None:
             self.fail(WorkerUnavailable("The connection to the worker was lost"))
 
@@ -270,7 +272,7 @@ class WorkerConnection(asyncio.Protocol):
 class WorkerPool:
     """Connections to one worker: idle ones are reused, last in first out; more are opened as needed."""
 
-    __slots__ = ("_host", "_idle", "_limits", "_now", "_port", "has_key", "lines")
+    __slots__ = ("_host", "_idle", "_limits", "_now", "_port", "has_key", "lines", "num_open")
 
     def __init__(self, url: str, key: str | None, limits: RelayLimits, clock: Callable[[], float]) -> None:
         parts = urlsplit(url)
@@ -284,6 +286,8 @@ class WorkerPool:
         self._limits = limits
         self._now = clock
         self._idle: list[WorkerConnection] = []
+        self.num_open = 0
+        """Connections that exist, idle or not: while there are any, this pool gets them back."""
 
     def take_idle(self) -> WorkerConnection | None:
         """One that is probably alive, or None."""
@@ -360,7 +364,7 @@ class Upstream:
         """Close idle connections before the workers do; forget pools of workers that are gone."""
         for url, pool in list(self._pools.items()):
             pool.close_stale(now)
-            if not pool.num_idle:
+            if not pool.num_open:
                 del self._pools[url]
 
     def close(self) -> None:

@@ -1,0 +1,92 @@
+"""Pools of worker connections."""
+
+from __future__ import annotations
+
+from policies.types import Worker
+from router.limits import RelayLimits
+from router.upstream import Upstream, WorkerConnection
+from tests.support.fake_transport import FakeTransport
+from tests.support.raw_worker import json_answer
+
+WORKER = Worker(id="w", url="http://[::1]:8001")
+
+
+class Sink:
+    """Takes an answer and drops it."""
+
+    takes_events = False
+
+    def head(self, head: object) -> None:
+        pass
+
+    def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
+        pass
+
+
+class Setup:
+    """An upstream whose time is `now`."""
+
+    def __init__(self, key: str | None = None) -> None:
+        self.now = 0.0
+        self.upstream = Upstream(RelayLimits(worker_idle_seconds=4), lambda: self.now, lambda worker: key)
+
+    def connection(self) -> WorkerConnection:
+        connection = WorkerConnection(self.upstream.pool(WORKER))
+        connection.connection_made(FakeTransport())
+        return connection
+
+    def exchange(self, connection: WorkerConnection) -> None:
+        connection.send(Sink(), b"POST", b"HEAD", b"")
+        connection.data_received(json_answer())
+
+
+def test_last_used_is_reused_first() -> None:
+    setup = Setup()
+    first, second = setup.connection(), setup.connection()
+    for connection in (first, second):
+        setup.exchange(connection)
+    pool = setup.upstream.pool(WORKER)
+    assert [pool.take_idle(), pool.take_idle(), pool.take_idle()] == [second, first, None]
+
+
+def test_idle_connections_are_closed_before_the_worker_does() -> None:
+    setup = Setup()
+    old, young = setup.connection(), setup.connection()
+    setup.exchange(old)
+    setup.now = 3.0
+    setup.exchange(young)
+    setup.now = 5.0
+    setup.upstream.check(setup.now)
+    assert (old.transport.is_closing(), young.transport.is_closing()) == (True, False)
+    setup.now = 8.0
+    assert setup.upstream.pool(WORKER).take_idle() is None
+    assert young.transport.is_closing()
+
+
+def test_dead_connections_are_not_handed_out() -> None:
+    setup = Setup()
+    dead = setup.connection()
+    setup.exchange(dead)
+    dead.eof_received()
+    dead.transport.close()
+    assert setup.upstream.pool(WORKER).take_idle() is None
+
+
+def test_pool_lives_as_long_as_its_connections() -> None:
+    """One that is in use comes back to it, also when the pool was empty in the meantime."""
+    setup = Setup()
+    connection = setup.connection()
+    pool = setup.upstream.pool(WORKER)
+    setup.upstream.check(setup.now)
+    setup.exchange(connection)
+    assert setup.upstream.pool(WORKER) is pool
+    assert setup.upstream.num_idle == 1
+    setup.upstream.close()
+    connection.connection_lost(None)
+    setup.upstream.check(setup.now)
+    assert setup.upstream.pool(WORKER) is not pool
+
+
+def test_lines_of_every_request_to_a_worker() -> None:
+    assert Setup().upstream.pool(WORKER).lines == b"host: [::1]:8001\r\n"
+    assert Setup("k").upstream.pool(WORKER).lines == b"host: [::1]:8001\r\nauthorization: Bearer k\r\n"
