@@ -71,8 +71,8 @@ class SseScanner:
         return num_events
 
     def feed_chunk(self, chunk: bytes) -> int:
-        """As `feed`, for a whole chunk of whole events after the first token, framing included. Its size stands
-        on a line of its own, so the first data line too follows a line's end."""
+        """As `feed`, for a whole chunk of whole events after the first token, framing included. Its size
+        stands on a line of its own, so the first data line too follows a line's end."""
         num_events = chunk.count(b"\ndata:")
         if num_events:
             self.num_events += num_events

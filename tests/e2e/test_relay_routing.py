@@ -127,15 +127,19 @@ async def test_stored_stream_is_known_while_it_runs() -> None:
         await release.wait()
         await side.send(END_OF_CHUNKS)
 
-    async with RawWorker(script) as a, RawWorker(script) as b, gateway(a, b) as running:
-        async with running.client() as client:
-            await client.send(post(b'{"input":"i"}', "/v1/responses"))
-            head = await client.reader.readuntil(created)
-            for _ in range(3):
-                answer = await running.ask(get("/v1/responses/resp_1"))
-                assert f"x-kvgate-worker: {answer.value('x-kvgate-worker')}\r\n".encode() in head
-            release.set()
-            await client.reader.readuntil(END_OF_CHUNKS)
+    async with (
+        RawWorker(script) as a,
+        RawWorker(script) as b,
+        gateway(a, b) as running,
+        running.client() as client,
+    ):
+        await client.send(post(b'{"input":"i"}', "/v1/responses"))
+        head = await client.reader.readuntil(created)
+        for _ in range(3):
+            answer = await running.ask(get("/v1/responses/resp_1"))
+            assert f"x-kvgate-worker: {answer.value('x-kvgate-worker')}\r\n".encode() in head
+        release.set()
+        await client.reader.readuntil(END_OF_CHUNKS)
 
 
 # What a prompt-aware policy learns
