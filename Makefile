@@ -72,7 +72,7 @@ docker: ## build the image kvgate:latest
 VLLM_ENV ?= .venv-vllm
 .PHONY: test-vllm
 test-vllm: setup ## tests with a real vLLM on the CPU, in a venv of its own (VLLM_ENV=DIR reuses one)
-	@tests/vllm/install.sh $(VLLM_ENV)
+	@PYTHON=$(PYTHON) tests/vllm/install.sh $(VLLM_ENV)
 	@VLLM_ENV=$(abspath $(VLLM_ENV)) $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
 
 # pip-tools has a venv of its own: it depends on the pip that it finds beside it.

@@ -16,7 +16,7 @@ if "$directory/bin/vllm" --version 2>/dev/null | grep -qF "$version"; then
   exit 0
 fi
 
-python3.11 -m venv "$directory"
+"${PYTHON:-python3.11}" -m venv "$directory"
 pip() { "$directory/bin/python" -m pip --disable-pip-version-check -q "$@"; }
 echo "installing vLLM $version for the CPU into $directory"
 pip install --upgrade pip
