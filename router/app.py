@@ -121,6 +121,7 @@ class Gateway:
             metrics=self.metrics,
             settings=self.settings,
             explain_body=Previewer(self.core, self._tokens, self._clock),
+            clock=self._clock,
         )
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()

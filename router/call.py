@@ -13,7 +13,7 @@ from policies.types import Decision, RoutingRequest, WorkerId
 from router.client_connection import ClientConnection
 from router.core.outcome import Outcome
 from router.core.prompt import Prompt
-from router.errors import RouterError, WorkerError, WorkerTimeout
+from router.errors import RouterError, ShuttingDown, WorkerError, WorkerTimeout
 from router.relay import Relay
 from router.request import Request
 from router.stored_responses import StoredAt
@@ -191,7 +191,7 @@ class Call:
             "worker": self.worker_id,
             "status": self.status,
             "outcome": self.outcome.value,
-            "attempts": self.attempt + 1,
+            "attempts": self.attempt + 1 if self.worker_id else 0,
             "seconds": round(duration, 4),
         }
 
@@ -199,4 +199,6 @@ class Call:
 def _outcome_of(error: RouterError) -> Outcome:
     if isinstance(error, WorkerTimeout):
         return Outcome.TIMED_OUT
+    if isinstance(error, ShuttingDown):
+        return Outcome.DRAINED
     return Outcome.WORKER_FAILED if isinstance(error, WorkerError) else Outcome.REJECTED

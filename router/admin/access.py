@@ -2,7 +2,7 @@
 
 With an admin key: who shows it. Without one the port is on loopback, where every program of the machine
 reaches it, browsers among them. So web pages are kept out: those of other sites betray themselves by
-Sec-Fetch-Site, and a name that was rebound to 127.0.0.1 by Host.
+Sec-Fetch-Site or Origin, and a name that was rebound to 127.0.0.1 by Host.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ def _check_key(request: web.Request, key: str) -> None:
 def _check_is_local(request: web.Request) -> None:
     if request.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
         raise Forbidden("Pages of other sites may not use the admin port")
+    origin = request.headers.get("Origin")
+    if origin is not None and origin != str(request.url.origin()):
+        raise Forbidden(f"Pages of other sites may not use the admin port, {origin!r} is one")
     host = request.url.host or ""
     if not is_loopback(host):
         raise Forbidden(f"Without an admin key the admin port answers to localhost only, not to {host!r}")

@@ -22,10 +22,19 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def build_admin_app(
-    *, core: RoutingCore, fleet: Fleet, metrics: Metrics, settings: Settings, explain_body: Preview
+    *,
+    core: RoutingCore,
+    fleet: Fleet,
+    metrics: Metrics,
+    settings: Settings,
+    explain_body: Preview,
+    clock: Callable[[], float],
 ) -> web.Application:
-    """An application ready for a runner. Bodies are bounded by `max_body`, as on the public port."""
-    handlers = Handlers(core=core, fleet=fleet, metrics=metrics, settings=settings, preview=explain_body)
+    """An application ready for a runner. Bodies are bounded by `max_body`, as on the public port. `clock`:
+    the monotonic seconds of the core."""
+    handlers = Handlers(
+        core=core, fleet=fleet, metrics=metrics, settings=settings, preview=explain_body, clock=clock
+    )
     app = web.Application(middlewares=[_answers(settings)], client_max_size=settings.max_body)
     for method, path, handler in _calls(handlers):
         app.router.add_route(method, path, handler)

@@ -18,8 +18,9 @@ _COLUMNS = (
 """Of Candidates; zeros where the policy did not ask for the column."""
 
 
-def explain(decision: Decision) -> dict[str, Any]:
-    """The whole record. Blocks are reference blocks of `block_tokens` tokens; costs are null without any."""
+def explain(decision: Decision, *, now: float) -> dict[str, Any]:
+    """The whole record. `now`: monotonic seconds. Blocks are reference blocks of `block_tokens` tokens; costs
+    are null where there are none."""
     return {
         "text": explain_in_words(decision),
         "request_id": decision.request_id,
@@ -33,7 +34,7 @@ def explain(decision: Decision) -> dict[str, Any]:
         "expected_cached_tokens": decision.expected_cached_tokens,
         "block_tokens": decision.candidates.block_tokens,
         "prompt_blocks": decision.candidates.prompt_blocks,
-        "at": decision.now,
+        "seconds_ago": round(now - decision.now, 3),
         "candidates": [_row(decision, row) for row in range(len(decision.candidates))],
         "details": dict(decision.details),
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from policies import ALIASES, POLICIES, PolicyError, make_policy, parameters_of
+from policies.base import Policy
 from policies.types import Decision
 from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
@@ -49,13 +50,21 @@ class Handlers:
     """One method for each call; errors leave as RouterError."""
 
     def __init__(
-        self, *, core: RoutingCore, fleet: Fleet, metrics: Metrics, settings: Settings, preview: Preview
+        self,
+        *,
+        core: RoutingCore,
+        fleet: Fleet,
+        metrics: Metrics,
+        settings: Settings,
+        preview: Preview,
+        clock: Callable[[], float],
     ) -> None:
         self._core = core
         self._fleet = fleet
         self._metrics = metrics
         self._settings = settings
         self._preview = preview
+        self._clock = clock
 
     async def health(self, request: web.Request) -> web.Response:
         return json_response({"status": "ok"})
@@ -128,17 +137,19 @@ class Handlers:
         if request_id is not None:
             decisions = _of_request(decisions, request_id)
         limit = _positive(request.query.get("limit", str(DECISIONS_SHOWN)), "limit")
-        return json_response({"decisions": [explain(each) for each in decisions[:limit]]})
+        now = self._clock()
+        return json_response({"decisions": [explain(each, now=now) for each in decisions[:limit]]})
 
     async def route(self, request: web.Request) -> web.Response:
         path = request.query.get("path", "/v1/chat/completions")
         decision = await self._preview(await request.read(), path)
-        return json_response({"decision": explain(decision)})
+        return json_response({"decision": explain(decision, now=self._clock())})
 
     # Policy
 
     async def show_policy(self, request: web.Request) -> web.Response:
-        return json_response(self._policy())
+        available = {name: _parameters(name) for name in POLICIES}
+        return json_response(self._policy() | {"available": available})
 
     async def change_policy(self, request: web.Request) -> web.Response:
         fields = await _json_object(request)
@@ -155,16 +166,11 @@ class Handlers:
         except PolicyError as error:
             raise BadRequest(str(error), param="policy") from None
         self._core.set_policy(policy)
-        _logger.info("the policy is now %s with %s", policy.name, dict(policy.parameters))
+        _logger.info("the policy is now %s", _in_words(policy))
         return json_response(self._policy())
 
     def _policy(self) -> dict[str, Any]:
-        policy = self._core.policy
-        return {
-            "policy": policy.name,
-            "parameters": dict(policy.parameters),
-            "available": {name: _parameters(name) for name in POLICIES},
-        }
+        return {"policy": self._core.policy.name, "parameters": dict(self._core.policy.parameters)}
 
 
 def _of_request(decisions: Sequence[Decision], request_id: str) -> list[Decision]:
@@ -173,6 +179,13 @@ def _of_request(decisions: Sequence[Decision], request_id: str) -> list[Decision
     if not found:
         raise NotKnown(f"No decision for request {request_id!r} is remembered", param="request_id")
     return found
+
+
+def _in_words(policy: Policy) -> str:
+    """The name, and what is not at its default."""
+    defaults = {name: parameter.default for name, parameter in parameters_of(policy.name).items()}
+    changed = [f"{name}={value}" for name, value in policy.parameters.items() if value != defaults[name]]
+    return f"{policy.name} with {', '.join(changed)}" if changed else policy.name
 
 
 def _parameters(policy: str) -> dict[str, Any]:

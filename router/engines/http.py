@@ -67,6 +67,8 @@ class WorkerHttp:
                     return await self._try(method, path, body, max_bytes)
         except TimeoutError:
             raise CallTimedOut(f"{path} did not answer within {self._timeout_seconds:g} s") from None
+        except aiohttp.ClientConnectorError as error:
+            raise CallFailed(f"cannot connect: {error.os_error.strerror or error.os_error}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(f"{path} failed: {error or type(error).__name__}") from None
 

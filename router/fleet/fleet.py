@@ -38,8 +38,13 @@ class Member:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     subscription: Subscription | None = None
-    trust: Trust | None = None
-    """As last logged."""
+    looked: asyncio.Event = field(default_factory=asyncio.Event)
+    """It was asked at least once."""
+    described: str = ""
+    """Its line as last logged."""
+    doubt: Trust | None = None
+    """Why its index was not exact at the last look."""
+    warned: bool = False
 
     @property
     def id(self) -> WorkerId:
@@ -123,6 +128,7 @@ class Fleet:
     def _dismiss(self, member: Member) -> asyncio.Task[None]:
         """The member is no longer of the fleet; its task is returned, to be cancelled."""
         del self._members[member.id]
+        member.looked.set()  # whoever waits for the first look waits no longer
         if member.subscription is not None:
             member.subscription.stop()
         assert member.task is not None
@@ -154,6 +160,7 @@ class Fleet:
         else:
             self._note_identity(member, sighting)
         self._note_trust(member)
+        member.looked.set()
 
     def _pause_after(self, member: Member) -> float:
         if member.watch.error:
@@ -174,24 +181,29 @@ class Fleet:
     def _note_identity(self, member: Member, sighting: Sighting) -> None:
         if self._members.get(member.id) is not member:
             return  # it was removed while it was asked
-        restarted = sighting is Sighting.RESTARTED
-        _logger.info("%s%s", member.watch.describe(), "; it has restarted" if restarted else "")
+        restarted, line = sighting is Sighting.RESTARTED, member.watch.describe()
+        if restarted or line != member.described:
+            _logger.info("%s%s", line, "; it has restarted" if restarted else "")
+        member.described = line
         self._reconcile()
         sign = HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK
         self.core.observe_health(member.id, sign, now=self._clock())
         self._changed()
 
     def _note_trust(self, member: Member) -> None:
-        """A worker whose index is no longer exact costs hits: say so, and say when it is mended."""
+        """A worker whose index stays inexact from one look to the next costs hits: say so, once, and say when
+        it is mended."""
         view = self.core.worker(member.id)
-        if view is None or not view.worker.publishes_events or view.trust == member.trust:
+        if view is None or not view.worker.publishes_events:
             return
-        level = logging.INFO if view.trust.level is TrustLevel.EXACT else logging.WARNING
-        if member.trust is not None or level == logging.INFO:
-            # The first contact takes a moment, which is no news; if it fails, the next look tells.
-            because = f": {view.trust.reason}" if view.trust.reason else ""
-            _logger.log(level, "worker %s: index %s%s", member.id, view.trust.level.value, because)
-        member.trust = view.trust
+        trust = view.trust
+        is_exact = trust.level is TrustLevel.EXACT
+        if is_exact and member.warned:
+            _logger.info("worker %s: its index is exact again", member.id)
+        elif not is_exact and trust == member.doubt and not member.warned:
+            _logger.warning("worker %s: its index is %s: %s", member.id, trust.level.value, trust.reason)
+        member.warned = not is_exact and (member.warned or trust == member.doubt)
+        member.doubt = None if is_exact else trust
 
     def _reconcile(self) -> None:
         workers = [worker for member in self.members if (worker := member.watch.worker) is not None]
@@ -285,7 +297,7 @@ class Fleet:
             raise ValueError(f"{clash.watch.spec.url} is a worker already ({clash.id})")
         self._num_added += 1
         member = self._enlist(spec)
-        await self._look(member)
+        await member.looked.wait()
         return member.id
 
     async def remove_worker(self, worker_id: WorkerId) -> None:

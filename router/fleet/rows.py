@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from indexer.feed import KvFeed
@@ -27,10 +27,19 @@ def worker_row(watch: WorkerWatch, view: WorkerView | None, feed: KvFeed) -> dic
         "engine": _engine(watch),
         "kv_events": spec.kv_events,
         "kv_replay": spec.kv_replay,
-        "events": asdict(feed.stats(view.slot))
-        if view is not None and view.worker.publishes_events
-        else None,
+        "events": _events(view, feed),
     }
+
+
+def _events(view: WorkerView | None, feed: KvFeed) -> dict[str, Any] | None:
+    """What its publisher sent; None for a worker from which no events are expected."""
+    if view is None or not view.worker.publishes_events:
+        return None
+    stats = feed.stats(view.slot)
+    # Not `asdict`, which makes tuples of a Counter's keys: JSON has none.
+    values = {each.name: getattr(stats, each.name) for each in fields(stats)}
+    del values["exact_changed_at"]  # monotonic seconds mean nothing to others
+    return values | {"ignored": dict(stats.ignored)}
 
 
 def _trust(watch: WorkerWatch, view: WorkerView | None) -> dict[str, str] | None:

@@ -173,6 +173,8 @@ async def test_garbage_on_the_event_socket_is_counted_and_serving_goes_on(mocks)
                 lambda: sum(row_of(client.gateway, "w0")["events"]["ignored"].values()) >= 4,
                 what="all four are counted",
             )
+            _, shown = await client.admin("/workers/w0")
+            assert sum(shown["worker"]["events"]["ignored"].values()) >= 4
             await client.complete(words("a"))
     finally:
         publisher.close()

@@ -81,7 +81,12 @@ async def open_client(core, fleet):
         metrics = Metrics()
         metrics.watch(core)
         app = build_admin_app(
-            core=core, fleet=fleet, metrics=metrics, settings=Settings(**changes), explain_body=explain_body
+            core=core,
+            fleet=fleet,
+            metrics=metrics,
+            settings=Settings(**changes),
+            explain_body=explain_body,
+            clock=lambda: 3.5,
         )
         client = TestClient(TestServer(app))
         clients.append(client)
@@ -247,7 +252,8 @@ async def test_the_last_decisions_come_newest_first(client, core):
 def test_a_decision_without_costs_is_explained_without():
     core = core_with(worker("a"), policy="random")
     core.route(request("r"), None, now=1.0, attempt=1)
-    explained = explain(core.decision("r"))
+    explained = explain(core.decision("r"), now=3.5)
+    assert explained["seconds_ago"] == 2.5
     assert explained["candidates"][0]["cost"] is None
     assert explained["text"] == (
         "a was chosen of 1 candidate by random (uniformly at random); "
@@ -391,6 +397,8 @@ async def test_metrics_alone_may_be_left_open(open_client):
 async def test_web_pages_are_kept_out_of_a_port_without_a_key(client, core):
     headers = {"Sec-Fetch-Site": "cross-site"}
     response = await client.get("/add_worker", params={"url": "http://evil"}, headers=headers)
+    assert (await error(response, 403))["code"] == "forbidden"
+    response = await client.post("/workers", json={"url": "http://evil"}, headers={"Origin": "http://evil"})
     assert (await error(response, 403))["code"] == "forbidden"
     response = await client.get("/workers", headers={"Host": "rebound.example:9190"})
     assert (await error(response, 403))["code"] == "forbidden"
