@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from router.errors import ClientError, InternalError, RequestTimeout, RouterError
+from router.errors import ClientError, InternalError, RequestTimeout, RouterError, ShuttingDown
 from router.limits import WRITE_BUFFER_HIGH, WRITE_BUFFER_LOW
 from router.request import Request
 from router.request_reader import RequestReader
@@ -32,6 +32,7 @@ class Relay(Protocol):
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def check(self, now: float) -> None: ...
+    def give_up(self, error: RouterError) -> None: ...
 
 
 class ClientConnection(asyncio.Protocol):
@@ -283,6 +284,11 @@ class ClientConnection(asyncio.Protocol):
         self.cut_reason = reason
         self.transport.abort()
         self._leave()
+
+    def shut_down(self) -> None:
+        """The gateway ends: so does the answer that is on its way, as well as it can be told."""
+        if self.relay is not None:
+            self.relay.give_up(ShuttingDown())
 
     def check(self, now: float) -> None:
         """Called now and then: enforce whatever deadline is running."""

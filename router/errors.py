@@ -186,6 +186,17 @@ class Overloaded(RouterError):
         super().__init__(message, headers=(("retry-after", str(retry_after)),))
 
 
+class ShuttingDown(RouterError):
+    """The gateway ends before the answer did."""
+
+    status = 503
+    type = "service_unavailable"
+    code = "shutting_down"
+
+    def __init__(self) -> None:
+        super().__init__("The gateway is shutting down", headers=(("retry-after", "1"),))
+
+
 # A worker's
 
 

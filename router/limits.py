@@ -15,6 +15,12 @@ JOINED_BYTES_MAX = 64 * 1024
 """Head and body up to here are copied into one write: each goes out at once, and a system call costs more
 than the copy."""
 
+HEADER_LINE_BYTES = 4
+"""What a header line has besides its name and value: the colon, a blank, CR and LF."""
+
+SHUT_DOWN_SECONDS = 1.0
+"""For telling the clients of streams that outlived the drain that theirs end here; slow ones are cut."""
+
 RESPONSE_HEAD_BYTES_MAX = 64 * 1024
 """Head of a worker's answer; engines send some 200 bytes."""
 

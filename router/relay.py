@@ -304,8 +304,12 @@ class Relay:
             self._time_out(f"The worker fell silent for {limits.idle_seconds:g} s", "idle_timeout")
 
     def _time_out(self, message: str, code: str) -> None:
+        self.give_up(WorkerTimeout(message, code=code))
+
+    def give_up(self, error: RouterError) -> None:
+        """End an answer that is not complete with this error, and the worker's work on it."""
         if self._connection is not None:
-            self._connection.fail(WorkerTimeout(message, code=code))
+            self._connection.fail(error)
 
 
 def _reset(transport: asyncio.Transport) -> None:

@@ -18,7 +18,7 @@ from router.errors import (
     RouterError,
     UriTooLong,
 )
-from router.limits import RelayLimits
+from router.limits import HEADER_LINE_BYTES, RelayLimits
 from router.request import Request
 from router.wire import http1
 
@@ -114,7 +114,7 @@ class RequestReader:
             raise UriTooLong(f"The request target is longer than {self._limits.url_bytes} bytes")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
+        self._head_bytes += len(name) + len(value) + HEADER_LINE_BYTES
         if self._head_bytes > self._limits.head_bytes:
             raise self._headers_too_large()
         if self.incoming is None:  # else a trailer: bounded like headers, and not forwarded

@@ -12,7 +12,13 @@ from typing import Protocol
 
 from router.client_connection import ClientConnection
 from router.errors import Overloaded, RouterError
-from router.limits import DESCRIPTORS_SPARE, LISTEN_BACKLOG, REFUSED_CONNECTIONS_MAX, RelayLimits
+from router.limits import (
+    DESCRIPTORS_SPARE,
+    LISTEN_BACKLOG,
+    REFUSED_CONNECTIONS_MAX,
+    SHUT_DOWN_SECONDS,
+    RelayLimits,
+)
 from router.request import Request
 from router.wire import http1
 
@@ -83,13 +89,17 @@ class Server:
         self._schedule_check()
 
     async def drain(self, seconds: float) -> bool:
-        """Accept no more, let answers end within `seconds`, cut the rest. True when none was cut."""
+        """Accept no more, let answers end within `seconds`, end the rest with an error where it can still be
+        told. True when all had ended."""
         self.is_draining = True
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
             connection.close_if_idle()
         in_time = await self._wait_until_empty(seconds)
+        for connection in list(self._connections):
+            connection.shut_down()
+        await self._wait_until_empty(SHUT_DOWN_SECONDS)
         self.stop()
         await self._wait_until_empty(self.limits.linger_seconds)
         return in_time

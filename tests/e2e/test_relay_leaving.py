@@ -197,12 +197,26 @@ async def test_answers_during_a_drain_say_that_the_connection_closes() -> None:
         assert await drained is True
 
 
-async def test_drain_cuts_what_does_not_end_in_time() -> None:
+async def test_drain_ends_a_stream_that_takes_longer_with_an_error_event() -> None:
     async with RawWorker(waits_in_the_stream) as worker, gateway(worker) as running:
         async with running.client() as client:
             await client.send(post())
             await client.reader.readuntil(event("a"))
             assert await running.server.drain(0.01) is False
             await worker.sides[0].gone.wait()
+            assert b'"code":"shutting_down"' in await client.closed()
         await running.at_rest()
         assert running.counted("kvgate_requests_total", outcome="drained") == 1
+
+
+async def test_drain_answers_503_where_the_worker_has_not_answered_in_time() -> None:
+    async def script(side: WorkerSide) -> None:
+        await side.gone.wait()
+
+    async with RawWorker(script) as worker, gateway(worker) as running, running.client() as client:
+        await client.send(post())
+        await eventually(lambda: worker.requests)
+        drained = asyncio.ensure_future(running.server.drain(0.01))
+        answer = await client.answer()
+        assert (answer.status, b'"shutting_down"' in answer.body) == (503, True)
+        assert await drained is False

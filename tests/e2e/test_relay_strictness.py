@@ -79,6 +79,7 @@ async def test_smuggled_request_is_not_read() -> None:
         (get("/v1/models?" + "q" * 2000), 414),
         (get("/v1/models", extra="X: " + "y" * 5000 + "\r\n"), 431),
         (get("/v1/models", extra="X: y\r\n" * 2000), 431),
+        (get("/v1/models", extra="X: y\r\n" * 700), 431),  # 4,200 bytes on the wire, 1,400 of them content
         (post(b"x" * 1001), 413),
         (
             LINE + b"Host: g\r\nTransfer-Encoding: chunked\r\n\r\n3e9\r\n" + b"x" * 1001 + b"\r\n0\r\n\r\n",
