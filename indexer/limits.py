@@ -44,6 +44,10 @@ REPLAY_ATTEMPTS = 3
 DIGESTS = 256
 """Digests of the last messages kept per publisher (10 KB): how far back a repeated message is known again."""
 
+LATE_MESSAGES = 64
+"""Messages in a row older than our position that are dropped as late. One more, and the stream is taken to
+have begun anew: somebody had sent a number far ahead."""
+
 DRAIN_SECONDS = 0.002
 """Time for which one event socket may hold the event loop before others get their turn: a streamed token
 waits no longer than that. About 150 messages."""

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
-from indexer.limits import BUFFERED_BYTES, BUFFERED_MESSAGES, DIGESTS, REPLAY_ATTEMPTS
+from indexer.limits import BUFFERED_BYTES, BUFFERED_MESSAGES, DIGESTS, LATE_MESSAGES, REPLAY_ATTEMPTS
 
 
 class Message(NamedTuple):
@@ -119,6 +119,7 @@ class Sequencer:
         self._num_attempts = 0
         self._digests: deque[int] = deque(maxlen=DIGESTS)  # up to the last message, without a hole
         self._newest_timestamp = 0.0
+        self._num_late = 0  # in a row
         self._replay_from = 0
         self._verifying = False
         self._buffer: deque[Message] = deque()
@@ -226,7 +227,11 @@ class Sequencer:
         if age < len(self._digests):
             is_same = self._digests[-1 - age] == xxh3_64_intdigest(message.payload)
             return Relation.REPEATED if is_same else Relation.RESTART
-        return Relation.RESTART if message.timestamp > self._newest_timestamp else Relation.LATE
+        if message.timestamp > self._newest_timestamp:
+            return Relation.RESTART
+        # A transport delays a few messages; many in a row below our position mean that the position is wrong.
+        self._num_late += 1
+        return Relation.RESTART if self._num_late > LATE_MESSAGES else Relation.LATE
 
     def _follow(self, rule: Rule, relation: Relation, message: Message) -> list[Step]:
         if rule is Rule.APPLY:
@@ -254,6 +259,7 @@ class Sequencer:
         self.last_sequence = message.sequence
         self._digests.append(xxh3_64_intdigest(message.payload))
         self._newest_timestamp = max(self._newest_timestamp, message.timestamp)
+        self._num_late = 0
 
     def _begin_anew(self, reason: str) -> list[Step]:
         self.state = State.START

@@ -34,8 +34,10 @@ from loadgen.console import Console
 from loadgen.engine import EngineSettings
 from loadgen.mock_api import ApiError, decode
 from loadgen.mock_http import json_response
-from loadgen.mock_process import FaultBody, FleetConfig, MockWorker
+from loadgen.mock_process import REPLAY_PORT_OFFSET, FaultBody, FleetConfig, MockWorker
 from loadgen.wire import Layout
+
+PORT_MAX = 65535
 
 
 class MockFleet:
@@ -99,7 +101,9 @@ class MockFleet:
 def main(argv: Sequence[str]) -> int:
     """`kvgate mock`: prints one line when all workers answer; ends on SIGTERM or SIGINT with 0, with 1 when a
     port can't be had."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    _check_ports(parser, arguments)
     fleet = MockFleet(
         arguments.num_workers,
         engine=EngineSettings(
@@ -147,9 +151,12 @@ def _parser() -> argparse.ArgumentParser:
     engine = EngineSettings()
     parser.add_argument("--num-workers", type=_positive, default=4, help="how many workers")
     parser.add_argument("--host", default="127.0.0.1", help="address of all sockets")
-    parser.add_argument("--port", type=int, default=8100, help="HTTP port of worker 0; worker i has port + i")
+    parser.add_argument("--port", type=_port, default=8100, help="HTTP port of worker 0; worker i: + i")
     parser.add_argument(
-        "--events-port", type=int, default=5600, help="events on this + i, replay on this + 1000 + i; 0: any"
+        "--events-port",
+        type=_port,
+        default=5600,
+        help="events on this + i, replay + 1000 more; 0: any",
     )
     parser.add_argument("--engine", choices=["vllm"], default="vllm", help="whose paths and events to speak")
     parser.add_argument(
@@ -172,6 +179,20 @@ def _parser() -> argparse.ArgumentParser:
         "--speedup", type=_above_zero, default=1.0, help="how much faster than the published curves"
     )
     return parser
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= PORT_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not a port (0 to {PORT_MAX})")
+    return value
+
+
+def _check_ports(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """Every worker needs its own."""
+    last_replay = arguments.events_port and arguments.events_port + REPLAY_PORT_OFFSET
+    if max(arguments.port, last_replay) + arguments.num_workers - 1 > PORT_MAX:
+        parser.error(f"the ports of {arguments.num_workers} workers go beyond {PORT_MAX}")
 
 
 def _positive(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer import sequencer as sequencer_module
-from indexer.limits import REPLAY_ATTEMPTS
+from indexer.limits import LATE_MESSAGES, REPLAY_ATTEMPTS
 from indexer.sequencer import Apply, Ask, Forget, Message, Sequencer, State, Step
 
 
@@ -56,6 +56,15 @@ def test_a_lower_number_out_of_memory_is_late_or_of_another_process(
     """Its content is not known any more, but its time tells."""
     sequencer = followed(*range(1_000))
     assert kinds(sequencer.live(message(3, "?", timestamp))) == expected
+
+
+def test_a_number_far_ahead_does_not_make_a_stream_late_for_ever() -> None:
+    sequencer = followed(0, can_replay=False)
+    assert kinds(sequencer.live(message(2**64 - 5, timestamp=1e9))) == [Forget, Apply]
+    for sequence in range(1, LATE_MESSAGES + 1):
+        assert sequencer.live(message(sequence)) == []
+    assert kinds(sequencer.live(message(LATE_MESSAGES + 1))) == [Forget, Apply]
+    assert kinds(sequencer.live(message(LATE_MESSAGES + 2))) == [Apply]
 
 
 def test_the_first_message() -> None:
