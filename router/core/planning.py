@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from indexer.blocks import Unit
 from policies.base import Needs, Policy
-from policies.types import Candidates, Choice, Decision, RoutingRequest, Worker, WorkerId
+from policies.types import Candidates, Choice, Decision, RoutingRequest, WorkerId
 from router.core.candidates import Demand, Inputs, build_candidates, overlap_lost_tokens
 from router.core.loads import ActiveSequences, Booking
 from router.core.overlap import Beliefs, Overlap
@@ -82,7 +82,7 @@ class Planner:
     def _inputs(
         self, request: RoutingRequest, prompt: Prompt | None, policy: Policy, pool: Pool, now: float
     ) -> Inputs:
-        byte_ratio = self.token_ratio(pool.workers[0])
+        byte_ratio = self.token_ratio(pool.row_spaces[0].base_model)
         token_ratio = byte_ratio if prompt and prompt.unit is Unit.BYTES else 1.0
         looks_up = Needs.OVERLAP in policy.needs
         return Inputs(
@@ -160,14 +160,14 @@ class Planner:
 
     # Lengths of byte prompts
 
-    def token_ratio(self, worker: Worker) -> float:
-        """Real tokens for one estimated token of a byte prompt of the worker's base model."""
-        ratio = self._ratios.get(worker.base_model)
+    def token_ratio(self, base_model: str) -> float:
+        """Real tokens for one estimated token of a byte prompt."""
+        ratio = self._ratios.get(base_model)
         return ratio.value if ratio else 1.0
 
-    def observe_prompt_tokens(self, worker: Worker, booking: Booking, prompt_tokens: int | None) -> None:
+    def observe_prompt_tokens(self, base_model: str, booking: Booking, prompt_tokens: int | None) -> None:
         if booking.unit is Unit.BYTES and prompt_tokens:
-            ratio = self._ratios.setdefault(worker.base_model, TokenRatio())
+            ratio = self._ratios.setdefault(base_model, TokenRatio())
             ratio.observe(prompt_tokens, booking.expectation.num_tokens)
 
     def keep_ratios_of(self, base_models: Collection[str]) -> None:

@@ -109,7 +109,9 @@ class RoutingCore:
             trust=self._beliefs.trust(slot),
             num_active_requests=len(booked.bookings),
             active_prefill_tokens=booked.prefill_tokens,
-            active_decode_blocks=self._loads.num_blocks(slot, self._planner.token_ratio(entry.worker)),
+            active_decode_blocks=self._loads.num_blocks(
+                slot, self._planner.token_ratio(entry.space.base_model)
+            ),
             active_output_tokens=booked.output_tokens,
             num_index_blocks=self._beliefs.num_index_blocks(slot),
             num_predicted_blocks=self._beliefs.num_predicted_blocks(slot),
@@ -211,7 +213,7 @@ class RoutingCore:
         if booking is None:
             return None
         entry = self._workers.of_slot(booking.slot)
-        self._planner.observe_prompt_tokens(entry.worker, booking, prompt_tokens)
+        self._planner.observe_prompt_tokens(entry.space.base_model, booking, prompt_tokens)
         if cached_tokens is not None:
             entry.reports_cached_tokens = True
         if not booking.expectation.is_exact or not entry.reports_cached_tokens:

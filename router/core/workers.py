@@ -57,21 +57,22 @@ class WorkerView:
 class WorkerEntry:
     """A worker while it lives, with what is learnt about it.
 
-    `sole`: the booking that has had the worker to itself since it was made, if there is one.
+    `space`: of its blocks, for as long as the entry lives, since a worker with another cache gets another
+    entry. `sole`: the booking that has had the worker to itself since it was made, if there is one.
     `reports_cached_tokens`: its engine was seen to report a number.
     """
 
     worker: Worker
     slot: Slot
+    space: HashSpace = field(init=False)
     health: Health = Health.HEALTHY
     draining: bool = False
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
     sole: Booking | None = None
     reports_cached_tokens: bool = False
 
-    @property
-    def space(self) -> HashSpace:
-        return hash_space_of(self.worker)
+    def __post_init__(self) -> None:
+        self.space = hash_space_of(self.worker)
 
 
 class WorkerTable:

@@ -16,7 +16,7 @@ from router.core.prompt import Prompt
 from router.core.usage import NOTHING_EXPECTED, TokenRatio
 from router.core.workers import WorkerTable
 from router.errors import NoWorkers
-from tests.support.columns import MODEL, make_worker
+from tests.support.columns import MODEL
 from tests.support.fleets import BLOCK, Engine, make_core, prompt_of, publishing, request, silent
 
 FOUR = list(range(4 * BLOCK))
@@ -395,17 +395,16 @@ def test_who_served_the_prefix_last_is_found_in_whichever_block_size():
 # Lengths of byte prompts
 
 
-def learnt(room, estimated, real, worker=None):
-    """The ratio of the worker's model after one more byte prompt of that length."""
-    worker = worker or room.workers.get("a").worker
+def learnt(room, estimated, real, base_model=MODEL):
+    """The ratio of the model after one more byte prompt of that length."""
     booking = room.plan(Prompt(estimated, Unit.BYTES, {}, exact=False)).booking(queued=0)
-    room.planner.observe_prompt_tokens(worker, booking, real)
-    return room.planner.token_ratio(worker)
+    room.planner.observe_prompt_tokens(base_model, booking, real)
+    return room.planner.token_ratio(base_model)
 
 
 def test_the_ratio_is_learnt_from_the_uncorrected_estimate():
     room = Room(silent("a"))
-    assert room.planner.token_ratio(room.workers.get("a").worker) == 1.0
+    assert room.planner.token_ratio(MODEL) == 1.0
     assert learnt(room, 100, 50) == 0.5
     # The next prompt is planned with half its length; the lesson is about the length before that.
     assert learnt(room, 100, 50) == pytest.approx(0.5)
@@ -428,13 +427,12 @@ def test_no_count_teaches_nothing(real):
 
 def test_base_models_have_ratios_of_their_own():
     room = Room(silent("a"))
-    other = make_worker("other", models=())
     learnt(room, 100, 50)
-    assert room.planner.token_ratio(other) == 1.0
-    assert learnt(room, 100, 200, other) == 2.0
-    room.planner.keep_ratios_of({""})
-    assert room.planner.token_ratio(room.workers.get("a").worker) == 1.0
-    assert room.planner.token_ratio(other) == 2.0
+    assert room.planner.token_ratio("other") == 1.0
+    assert learnt(room, 100, 200, "other") == 2.0
+    room.planner.keep_ratios_of({"other"})
+    assert room.planner.token_ratio(MODEL) == 1.0
+    assert room.planner.token_ratio("other") == 2.0
 
 
 def test_cached_tokens_of_a_byte_prompt_are_corrected_too():
