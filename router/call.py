@@ -114,6 +114,10 @@ class Call:
             self._proxy.core.first_token(self.id, now=now)
         self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
 
+    def output_tokens(self, num: int, now: float) -> None:
+        if not self._is_refused():
+            self._proxy.core.output_tokens(self.id, num, now=now)
+
     def _is_refused(self) -> bool:
         """Whether the worker answers with an error: no sign that it has computed the prompt."""
         response = self.relay.response if self.relay is not None else None

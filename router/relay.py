@@ -44,6 +44,9 @@ class Observer(Protocol):
 
     def first_token(self, now: float) -> None: ...
 
+    def output_tokens(self, num: int, now: float) -> None:
+        """So many more events came in a stream that has begun: about a token each. Told now and then."""
+
     @property
     def token_gap(self) -> Callable[[float], None]:
         """Called with the time since the last data events of a stream."""
@@ -54,9 +57,9 @@ class Relay:
 
     __slots__ = (
         "_client", "_clock", "_connection", "_delta_events", "_done", "_early_headers", "_extra_lines",
-        "_framing", "_held", "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_observer",
-        "_paused_at", "_request", "_request_deadline", "_scanner", "_token_gap", "_wants_body", "_worker",
-        "_write", "begun", "body_pieces", "committed", "response", "takes_events",
+        "_framing", "_held", "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_num_events_told",
+        "_observer", "_paused_at", "_request", "_request_deadline", "_scanner", "_token_gap", "_wants_body",
+        "_worker", "_write", "begun", "body_pieces", "committed", "response", "takes_events",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +100,7 @@ class Relay:
         self._last_at = 0.0
         self._paused_at: float | None = None
         self._kept_bytes = 0
+        self._num_events_told = 0
         self.body_pieces: list[bytes] = []
         """The body of a JSON answer, up to USAGE_BODY_BYTES_MAX; cleared when it is larger."""
         self.takes_events = False
@@ -283,10 +287,11 @@ class Relay:
             return True
         return self._worker is not None and self._worker.at_chunk_boundary
 
-    # Deadlines
+    # What time brings
 
     def check(self, now: float) -> None:
-        """Enforce the deadline that is running; called now and then."""
+        """Tell how far a stream has come, and enforce the deadline that is running; called now and then."""
+        self._tell_progress(now)
         limits = self._limits
         if self._paused_at is not None:
             if now - self._paused_at > limits.client_write_seconds:
@@ -302,6 +307,13 @@ class Relay:
             )
         elif self.begun and now - self._last_at > limits.idle_seconds:
             self._time_out(f"The worker fell silent for {limits.idle_seconds:g} s", "idle_timeout")
+
+    def _tell_progress(self, now: float) -> None:
+        """Here, since a call for every event is too much."""
+        scanner = self._scanner
+        if scanner is not None and scanner.first_token_seen and scanner.num_events > self._num_events_told:
+            self._observer.output_tokens(scanner.num_events - self._num_events_told, now)
+            self._num_events_told = scanner.num_events
 
     def _time_out(self, message: str, code: str) -> None:
         self.give_up(WorkerTimeout(message, code=code))

@@ -11,6 +11,7 @@ import zmq
 from loadgen.engine import EngineSettings
 from loadgen.mock_worker import MockFleet
 from router.config import WorkerConfig
+from router.limits import RelayLimits
 from tests.support.kv_publisher import KvPublisher
 from tests.support.serving import (
     FAST,
@@ -291,6 +292,24 @@ async def test_a_worker_added_while_down_is_accepted_and_joins_later(mocks) -> N
         assert (status, answer["worker"]["state"]) == (202, "pending")
         await mocks[1].fault("clear")
         await eventually(lambda: row_of(client.gateway, "w1")["state"] == "healthy")
+
+
+async def test_workers_show_the_tokens_of_running_streams_and_none_afterwards() -> None:
+    async with (
+        MockFleet(1, engine=EngineSettings(speedup=10.0)) as fleet,
+        serving(with_events(fleet.workers), limits=RelayLimits(linger_seconds=0.02)) as client,
+    ):
+
+        def num_tokens() -> int:
+            return row_of(client.gateway, "w0")["load"]["active_output_tokens"]
+
+        body = {"model": "mock", "prompt": words("a"), "max_tokens": 5000, "stream": True}
+        async with client.session.post(client.url("/v1/completions"), json=body) as response:
+            first = await eventually(num_tokens, what="the first tokens")
+            await eventually(lambda: num_tokens() > first, what="more tokens")
+            response.close()
+        await at_rest(client.gateway)
+        assert num_tokens() == 0
 
 
 async def test_removing_a_busy_worker_frees_its_bookings_and_its_stream_may_end() -> None:

@@ -50,12 +50,16 @@ class Observer:
     begun_with: bytes | None = None
     num_first_tokens: int = 0
     gaps: list[float] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
 
     def began(self, beginning: bytes, now: float) -> None:
         self.begun_with = beginning
 
     def first_token(self, now: float) -> None:
         self.num_first_tokens += 1
+
+    def output_tokens(self, num: int, now: float) -> None:
+        self.output.append(num)
 
     def token_gap(self, seconds: float) -> None:
         self.gaps.append(seconds)
@@ -286,3 +290,15 @@ async def test_stream_of_single_events_that_breaks_gets_its_error_event() -> Non
         await setup.relay.ended()
     assert setup.relay.cut_short(failure.value, done=False)
     assert dechunked(setup.answer_body).startswith(b"".join(EVENTS) + b'data: {"error"')
+
+
+async def test_a_check_tells_how_many_events_more_a_stream_has_brought() -> None:
+    setup = Setup()
+    setup.receive(STREAM_HEAD)
+    setup.relay.check(0.0)
+    setup.receive(chunk(event("a")), chunk(event("b") + event("c")))
+    setup.relay.check(1.0)
+    setup.relay.check(2.0)
+    setup.receive(chunk(event("d")))
+    setup.relay.check(3.0)
+    assert setup.observer.output == [3, 1]
