@@ -178,8 +178,8 @@ class _Details(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
     prompt_tokens_details: _Details | None = None
 
 
@@ -188,7 +188,7 @@ class _LastEvent(msgspec.Struct):
 
 
 def _read_end(result: RequestResult, tail: bytes) -> str | None:
-    """Takes the usage out of a stream's end; returns what is wrong with the answer, or None."""
+    """Takes the usage, if any, out of a stream's end; returns what is wrong with the answer, or None."""
     if result.status != 200:
         return f"status {result.status}: {tail[:200].decode('utf-8', 'replace')}"
     events = tail.rstrip().split(b"data: ")
@@ -198,10 +198,9 @@ def _read_end(result: RequestResult, tail: bytes) -> str | None:
         usage = msgspec.json.decode(events[-2], type=_LastEvent).usage
     except msgspec.DecodeError as error:
         return f"unreadable last event: {error}"
-    if usage is None:
-        return "no usage in the last event"
-    result.prompt_tokens = usage.prompt_tokens
-    result.completion_tokens = usage.completion_tokens
-    if usage.prompt_tokens_details is not None:
-        result.cached_tokens = usage.prompt_tokens_details.cached_tokens or 0
+    if usage is not None:
+        result.prompt_tokens = usage.prompt_tokens
+        result.completion_tokens = usage.completion_tokens
+        if usage.prompt_tokens_details is not None:
+            result.cached_tokens = usage.prompt_tokens_details.cached_tokens
     return None

@@ -29,7 +29,7 @@ class Summary:
     itl_p50: float
     itl_p99: float
     hit_rate: float
-    """Cached over prompt tokens, as the workers themselves reported them."""
+    """Cached over prompt tokens, as the workers themselves reported them; NaN where they report none."""
     request_balance: float
     """Requests of the busiest worker over the mean; 1 is even."""
     prefill_balance: float
@@ -43,7 +43,8 @@ def summarize(name: str, results: Sequence[RequestResult], num_workers: int, rng
     good = [result for result in results if result.error is None]
     ttfts = [result.ttft * 1000 for result in good if result.ttft is not None]
     gaps = sorted(gap * 1000 for result in good for gap in result.token_gaps)
-    prompt_tokens = sum(result.prompt_tokens for result in good)
+    counted = _counted(good)
+    prompt_tokens = sum(map(_prompt_tokens, counted))
     return Summary(
         name=name,
         num_requests=len(results),
@@ -54,13 +55,28 @@ def summarize(name: str, results: Sequence[RequestResult], num_workers: int, rng
         ttft_p99=percentile(sorted(ttfts), 0.99),
         itl_p50=percentile(gaps, 0.50),
         itl_p99=percentile(gaps, 0.99),
-        hit_rate=sum(result.cached_tokens for result in good) / prompt_tokens if prompt_tokens else math.nan,
+        hit_rate=sum(map(_cached_tokens, counted)) / prompt_tokens if prompt_tokens else math.nan,
         request_balance=balance(good, num_workers, lambda _result: 1),
         prefill_balance=balance(
-            good, num_workers, lambda result: result.prompt_tokens - result.cached_tokens
+            counted, num_workers, lambda result: _prompt_tokens(result) - _cached_tokens(result)
         ),
         late_max=max((result.late * 1000 for result in results), default=math.nan),
     )
+
+
+def _counted(results: Sequence[RequestResult]) -> list[RequestResult]:
+    """Those whose prompt and cached tokens are known. Engines that report cached tokens leave the number out
+    when it is 0, so it is known of all as soon as one told it."""
+    is_reported = any(result.cached_tokens is not None for result in results)
+    return [result for result in results if is_reported and result.prompt_tokens is not None]
+
+
+def _prompt_tokens(result: RequestResult) -> int:
+    return result.prompt_tokens or 0
+
+
+def _cached_tokens(result: RequestResult) -> int:
+    return result.cached_tokens or 0
 
 
 def mean(values: Sequence[float]) -> float:

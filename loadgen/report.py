@@ -26,8 +26,8 @@ COLUMNS: Sequence[Column] = (
     ("prefill", lambda row: _ratio(row.prefill_balance)),
 )
 TABLE_NOTE = (
-    "times in ms as measured; hit rate by the workers' own cached_tokens; last two columns: the busiest\n"
-    "worker over the mean, in requests and in prefill tokens"
+    "times in ms as measured; hit rate by the workers' own cached_tokens (- where they tell none); last two\n"
+    "columns: the busiest worker over the mean, in requests and in prefill tokens"
 )
 
 

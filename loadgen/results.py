@@ -21,6 +21,7 @@ class RequestResult:
     duration: float = 0.0
     late: float = 0.0
     """How long after its time the request left: the load generator's own lag."""
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    """The server's own counts; None for one that it did not tell."""

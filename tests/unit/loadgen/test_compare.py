@@ -49,6 +49,19 @@ def test_nothing_measured_is_nan_and_shown_as_a_dash():
     assert " - " in render_table([summary]).splitlines()[2]
 
 
+def test_engines_that_report_cached_tokens_leave_a_zero_out():
+    results = [result(cached=50), result(cached=None)]
+    assert summarize("kv", results, 2, random.Random(1)).hit_rate == pytest.approx(50 / 200)
+
+
+@pytest.mark.parametrize("prompt", [100, None])
+def test_no_cached_tokens_told_no_hit_rate(prompt):
+    summary = summarize("kv", [result(prompt=prompt, cached=None)] * 2, 2, random.Random(1))
+    assert summary.num_errors == 0
+    assert math.isnan(summary.hit_rate)
+    assert math.isnan(summary.prefill_balance)
+
+
 def test_no_worker_named_no_balance():
     assert math.isnan(balance([result(worker="")], 2, lambda _result: 1))
 
