@@ -9,24 +9,27 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from enum import Flag, auto
+from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
 from policies.parameters import Parameter, ParameterValue, fill_in
 from policies.types import Candidates, Choice, RoutingRequest, Worker
 
 
-class Needs(Flag):
-    """Which columns a policy reads; the hot path computes no more than these."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """Which columns a policy reads; the hot path computes no more than these.
 
-    NOTHING = 0
-    OVERLAP = auto()
+    Plain switches: asking an `enum.Flag` takes 0.4 us, several times a request.
+    """
+
+    overlap: bool = False
     """`device_overlap`, `host_overlap`, `disk_overlap`, `num_held_blocks`, `served_last_row`."""
-    LOADS = auto()
+    loads: bool = False
     """`active_prefill_blocks`, `num_active_requests`."""
-    DECODE_BLOCKS = auto()
+    decode_blocks: bool = False
     """`potential_decode_blocks`."""
-    SESSION = auto()
+    session: bool = False
     """`RoutingRequest.session`."""
 
 
@@ -74,7 +77,7 @@ class BasePolicy:
     """What most policies have in common: parameters checked against their declaration, and no memory."""
 
     name: ClassVar[str]
-    needs: Needs = Needs.NOTHING
+    needs: Needs = Needs()
     PARAMETERS: ClassVar[Mapping[str, Parameter]] = {}
     tier_weights: TierWeights = TierWeights()
     assumes_kv_reuse: bool = True

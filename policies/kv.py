@@ -86,9 +86,7 @@ class Kv(BasePolicy):
         self._tracks_blocks = bool(value["track_active_blocks"])
         self.tier_weights = TierWeights(value["host_cache_hit_weight"], value["disk_cache_hit_weight"])
         self.assumes_kv_reuse = bool(value["assume_kv_reuse"])
-        self.needs = Needs.OVERLAP | Needs.LOADS
-        if self._tracks_blocks:
-            self.needs |= Needs.DECODE_BLOCKS
+        self.needs = Needs(overlap=True, loads=True, decode_blocks=self._tracks_blocks)
 
     def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice:
         costs = self.costs(candidates)

@@ -13,7 +13,7 @@ class LeastLoaded(BasePolicy):
     """The cost of a row is its number of active requests, as booked at dispatch."""
 
     name = "least_loaded"
-    needs = Needs.LOADS
+    needs = Needs(loads=True)
 
     def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice:
         return cheapest(candidates, candidates.num_active_requests, rng)

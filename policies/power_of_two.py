@@ -16,7 +16,7 @@ class PowerOfTwo(BasePolicy):
     """The cost of a row is its number of active requests; the better of two drawn rows is taken."""
 
     name = "power_of_two"
-    needs = Needs.LOADS
+    needs = Needs(loads=True)
 
     def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice:
         loads = candidates.num_active_requests

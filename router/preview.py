@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from policies.base import Needs
 from policies.types import Decision, RoutingRequest
 from router.core.routing import RoutingCore
 from router.errors import BadRequest
@@ -31,7 +30,7 @@ class Previewer:
         parsed = parse_body(body, endpoint)
         resolution = self._core.resolve(parsed.model)
         prompt = None
-        if parsed.prompt and Needs.OVERLAP in self._core.needs:
+        if parsed.prompt and self._core.needs.overlap:
             prompt = await self._tokens.prompt(parsed, endpoint, resolution)
         request = RoutingRequest(
             id=PREVIEW_ID,

@@ -13,7 +13,6 @@ from typing import Protocol
 
 import orjson
 
-from policies.base import Needs
 from policies.types import Worker, WorkerId
 from router.access_log import access_log
 from router.auth import ClientKeys
@@ -44,9 +43,6 @@ from router.wire.endpoints import EndpointKind, lookup, response_id
 from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.multipart import model_of_form
 from router.wire.openai import ParsedBody, parse_body
-
-_OF_THE_BODY = (Needs.OVERLAP | Needs.SESSION).value
-"""As a plain number: an operation on flags takes 1 us."""
 
 _OPEN_KINDS = frozenset((EndpointKind.LIVE, EndpointKind.READY))
 """What is answered without a key: a load balancer in front has none."""
@@ -159,7 +155,7 @@ class Proxy:
         call.stream, call.session = parsed.stream, parsed.session
         if parsed.previous_response_id is not None:
             self._pin(call, parsed.previous_response_id)
-        if parsed.prompt and Needs.OVERLAP in self.core.needs:
+        if parsed.prompt and self.core.needs.overlap:
             started_at = self.clock()
             call.prompt = await self._tokens.prompt(parsed, call.endpoint, resolution)
             self.metrics.stage("tokens", self.clock() - started_at)
@@ -169,7 +165,8 @@ class Proxy:
         endpoint, body = call.endpoint, call.request.body
         if endpoint.kind is not EndpointKind.INFERENCE:
             return None
-        by_prompt = endpoint.routed_by_prompt and self.core.needs.value & _OF_THE_BODY
+        needs = self.core.needs
+        by_prompt = endpoint.routed_by_prompt and (needs.overlap or needs.session)
         by_store = endpoint.protocol is WireProtocol.RESPONSES and b'"previous_response_id"' in body
         if not by_prompt and not by_store and len(self.core.models()) <= 1:
             return None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from indexer.blocks import BlockHash, HashSpace, Unit
-from policies.base import Needs, Policy, TierWeights
+from policies.base import Policy, TierWeights
 from policies.types import Candidates, RoutingRequest, Slot, WorkerId
 from router.core.loads import ActiveSequences
 from router.core.overlap import Beliefs, Overlap
@@ -66,21 +66,20 @@ def build_candidates(
     pool, needs = inputs.pool, inputs.policy.needs
     slots = pool.slots
     zeros = [0] * len(slots)
-    sees_overlap, sees_loads = Needs.OVERLAP in needs, Needs.LOADS in needs
     overlap = inputs.overlap
     return Candidates(
         workers=pool.workers,
         slots=slots,
         block_tokens=pool.block_tokens,
         prompt_blocks=inputs.num_tokens / pool.block_tokens,
-        device_overlap=_tier(overlap.device, inputs) if sees_overlap else zeros,
-        host_overlap=_tier(overlap.host, inputs) if sees_overlap else zeros,
-        disk_overlap=_tier(overlap.disk, inputs) if sees_overlap else zeros,
-        active_prefill_blocks=_active_prefill(pool, loads) if sees_loads else zeros,
-        potential_decode_blocks=_potential_decode(inputs, loads) if Needs.DECODE_BLOCKS in needs else zeros,
-        num_active_requests=[loads.num_requests(slot) for slot in slots] if sees_loads else zeros,
-        num_held_blocks=[beliefs.num_held_blocks(slot) for slot in slots] if sees_overlap else zeros,
-        served_last_row=pool.rows.get(served_last() or "") if sees_overlap else None,
+        device_overlap=_tier(overlap.device, inputs) if needs.overlap else zeros,
+        host_overlap=_tier(overlap.host, inputs) if needs.overlap else zeros,
+        disk_overlap=_tier(overlap.disk, inputs) if needs.overlap else zeros,
+        active_prefill_blocks=_active_prefill(pool, loads) if needs.loads else zeros,
+        potential_decode_blocks=_potential_decode(inputs, loads) if needs.decode_blocks else zeros,
+        num_active_requests=[loads.num_requests(slot) for slot in slots] if needs.loads else zeros,
+        num_held_blocks=[beliefs.num_held_blocks(slot) for slot in slots] if needs.overlap else zeros,
+        served_last_row=pool.rows.get(served_last() or "") if needs.overlap else None,
     )
 
 

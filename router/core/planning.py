@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from indexer.blocks import Unit
-from policies.base import Needs, Policy
+from policies.base import Policy
 from policies.types import Candidates, Choice, Decision, RoutingRequest, WorkerId
 from router.core.candidates import Demand, Inputs, build_candidates, overlap_lost_tokens
 from router.core.loads import ActiveSequences, Booking
@@ -84,7 +84,6 @@ class Planner:
     ) -> Inputs:
         byte_ratio = self.token_ratio(pool.row_spaces[0].base_model)
         token_ratio = byte_ratio if prompt and prompt.unit is Unit.BYTES else 1.0
-        looks_up = Needs.OVERLAP in policy.needs
         return Inputs(
             request=request,
             prompt=prompt,
@@ -95,7 +94,9 @@ class Planner:
             token_ratio=token_ratio,
             byte_ratio=byte_ratio,
             demands={space: Demand.of(prompt, space, policy.assumes_kv_reuse) for space in pool.spaces},
-            overlap=self._beliefs.match(prompt, pool, now=now) if prompt and looks_up else Overlap(),
+            overlap=self._beliefs.match(prompt, pool, now=now)
+            if prompt and policy.needs.overlap
+            else Overlap(),
         )
 
     def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
@@ -146,7 +147,7 @@ class Planner:
         return Expectation(
             chain=prompt.chains.get(entry.space, ()),
             num_tokens=prompt.num_tokens,
-            is_exact=prompt.exact and prompt.unit is Unit.TOKENS and Needs.OVERLAP in inputs.policy.needs,
+            is_exact=prompt.exact and prompt.unit is Unit.TOKENS and inputs.policy.needs.overlap,
             cached_tokens=round(cached * inputs.token_ratio),
             exact_blocks=inputs.overlap.exact.get(entry.slot, 0),
             num_losses=self._beliefs.num_losses(entry.slot),

@@ -54,7 +54,7 @@ class RoutingCore:
 
     @property
     def needs(self) -> Needs:
-        """What the policy in force reads: without Needs.OVERLAP a prompt need not be prepared at all."""
+        """What the policy in force reads: without `overlap` a prompt need not be prepared at all."""
         return self.policy.needs
 
     def set_policy(self, policy: Policy) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from indexer.blocks import HashSpace
-from policies.base import Needs
 from router.core.health import Health
 from router.core.routing import RoutingCore
 from router.fleet.fleet import Fleet
@@ -42,7 +41,7 @@ class FleetTokenHost:
 
     def wants_exact_overlap(self, model: str) -> bool:
         """Whether the policy reads overlap and some worker of the model publishes its KV events."""
-        if Needs.OVERLAP not in self._core.needs:
+        if not self._core.needs.overlap:
             return False
         if (has_events := self._has_events.get(model)) is None:
             has_events = _keep(self._has_events, model, self._find_events(model))

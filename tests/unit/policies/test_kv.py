@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from policies.base import Needs, TierWeights
+from policies.base import TierWeights
 from policies.kv import Kv
 from tests.support.columns import REQUEST, make_candidates
 
@@ -80,7 +80,7 @@ def test_prefill_untracked_leaves_decode_blocks():
 def test_blocks_untracked_leave_prefill():
     candidates = make_candidates(1, prompt_blocks=10, decode=[5])
     assert choose(candidates, track_active_blocks=False).costs == [10]
-    assert Needs.DECODE_BLOCKS not in Kv({"track_active_blocks": False}).needs
+    assert not Kv({"track_active_blocks": False}).needs.decode_blocks
 
 
 def test_what_the_booking_needs_to_know_comes_from_the_parameters():

@@ -165,17 +165,17 @@ def test_a_worker_that_is_no_candidate_wins_no_tie(served_last):
 
 
 def test_who_served_last_is_not_looked_up_for_policies_that_read_no_overlap():
-    candidates = Room().build(prompt=prompt(), needs=Needs.LOADS, served_last="fine")
+    candidates = Room().build(prompt=prompt(), needs=Needs(loads=True), served_last="fine")
     assert candidates.served_last_row is None
 
 
 @pytest.mark.parametrize(
     ("needs", "filled"),
     [
-        (Needs.NOTHING, set()),
-        (Needs.LOADS, {"active_prefill_blocks", "num_active_requests"}),
-        (Needs.DECODE_BLOCKS, {"potential_decode_blocks"}),
-        (Needs.OVERLAP, {"device_overlap", "host_overlap", "disk_overlap", "num_held_blocks"}),
+        (Needs(), set()),
+        (Needs(loads=True), {"active_prefill_blocks", "num_active_requests"}),
+        (Needs(decode_blocks=True), {"potential_decode_blocks"}),
+        (Needs(overlap=True), {"device_overlap", "host_overlap", "disk_overlap", "num_held_blocks"}),
     ],
 )
 def test_no_more_is_computed_than_a_policy_needs(needs, filled):

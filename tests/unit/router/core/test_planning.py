@@ -20,6 +20,7 @@ from tests.support.columns import MODEL
 from tests.support.fleets import BLOCK, Engine, make_core, prompt_of, publishing, request, silent
 
 FOUR = list(range(4 * BLOCK))
+ALL_COLUMNS = Needs(overlap=True, loads=True, decode_blocks=True)
 
 
 class First(BasePolicy):
@@ -27,7 +28,7 @@ class First(BasePolicy):
 
     name = "first"
 
-    def __init__(self, needs=Needs.OVERLAP | Needs.LOADS | Needs.DECODE_BLOCKS):
+    def __init__(self, needs=ALL_COLUMNS):
         super().__init__()
         self.needs = needs
 
@@ -35,9 +36,9 @@ class First(BasePolicy):
         return Choice(0)
 
 
-def first_core(workers, needs=None, **options):
+def first_core(workers, needs=ALL_COLUMNS, **options):
     core = make_core(workers, **options)
-    core.set_policy(First() if needs is None else First(needs))
+    core.set_policy(First(needs))
     return core
 
 
@@ -60,10 +61,10 @@ def test_columns_are_in_reference_blocks_whatever_the_workers_block_size():
 @pytest.mark.parametrize(
     ("needs", "filled"),
     [
-        (Needs.NOTHING, set()),
-        (Needs.LOADS, {"active_prefill_blocks", "num_active_requests"}),
-        (Needs.DECODE_BLOCKS, {"potential_decode_blocks"}),
-        (Needs.OVERLAP, {"device_overlap", "num_held_blocks"}),
+        (Needs(), set()),
+        (Needs(loads=True), {"active_prefill_blocks", "num_active_requests"}),
+        (Needs(decode_blocks=True), {"potential_decode_blocks"}),
+        (Needs(overlap=True), {"device_overlap", "num_held_blocks"}),
     ],
 )
 def test_only_the_columns_that_are_needed_are_filled(needs, filled):
@@ -81,11 +82,11 @@ def test_only_the_columns_that_are_needed_are_filled(needs, filled):
         "num_held_blocks",
     )
     assert {name for name in columns if getattr(candidates, name) != [0]} == filled
-    assert (candidates.served_last_row is None) == (Needs.OVERLAP not in needs)
+    assert (candidates.served_last_row is None) == (not needs.overlap)
 
 
 def test_without_the_need_for_overlap_the_index_is_not_asked(monkeypatch):
-    core = first_core([publishing("a")], Needs.LOADS)
+    core = first_core([publishing("a")], Needs(loads=True))
     monkeypatch.setattr(core.feed, "overlap", None)
     decision = core.route(request("r"), prompt_of(FOUR), now=0.0)
     assert decision.expected_cached_tokens == 0
@@ -350,10 +351,10 @@ def test_without_a_prompt_nothing_is_expected():
 @pytest.mark.parametrize(
     ("exact", "unit", "needs", "is_exact"),
     [
-        (True, Unit.TOKENS, Needs.OVERLAP, True),
-        (False, Unit.TOKENS, Needs.OVERLAP, False),
-        (True, Unit.BYTES, Needs.OVERLAP, False),
-        (True, Unit.TOKENS, Needs.LOADS, False),
+        (True, Unit.TOKENS, Needs(overlap=True), True),
+        (False, Unit.TOKENS, Needs(overlap=True), False),
+        (True, Unit.BYTES, Needs(overlap=True), False),
+        (True, Unit.TOKENS, Needs(loads=True), False),
     ],
 )
 def test_only_an_exact_prompt_that_was_looked_up_is_compared(exact, unit, needs, is_exact):
@@ -381,7 +382,7 @@ def test_a_choice_that_leaves_the_best_holder_says_what_it_gave_up():
     room.believe("b", prompt)
     lost = room.plan(prompt).decision.details["overlap_lost_tokens"]
     assert lost == 96 - 32
-    room.policy.needs = Needs.LOADS
+    room.policy.needs = Needs(loads=True)
     assert room.plan(prompt).decision.details["overlap_lost_tokens"] == 0, "it was not looked up"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from indexer.blocks import Unit
 from indexer.events import AllBlocksCleared
-from policies import make_policy
+from policies import Needs, make_policy
 from policies.types import ServedModel
 from router.core.health import HealthSign
 from router.core.limits import PRIOR_PREFILL_TOKENS_PER_SECOND
@@ -233,7 +233,7 @@ def test_the_policy_changes_while_requests_are_in_flight():
     core = make_core([silent("a"), silent("b")], "kv")
     route(core, "r1")
     core.set_policy(make_policy("round_robin"))
-    assert not core.needs
+    assert core.needs == Needs()
     assert [route(core, f"x{n}").worker.id for n in range(4)] == ["a", "b", "a", "b"]
     core.finish("r1", Outcome.DONE, now=0.0)
     assert sum(view.num_active_requests for view in core.workers()) == 4
