@@ -34,10 +34,6 @@ class WorkerFacts:
     num_ranks: int = 1
     """Data-parallel ranks behind the URL."""
     offers_tokenize: bool = False
-    reports_cached_tokens: bool | None = None
-    """Whether `usage` names cached tokens; None when only answers can tell."""
-    kv_events: Mapping[str, Any] | None = None
-    """SGLang's own description of its event publisher."""
     start_time: float | None = None
     """Start of its process in Unix seconds; a change means a restart."""
     missing: tuple[str, ...] = ()

@@ -38,7 +38,6 @@ class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
     enable_cache_report: bool | None = None
     disable_radix_cache: bool = False
-    kv_events: dict[str, Any] | None = None
 
 
 async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
@@ -66,8 +65,6 @@ async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
         num_blocks=capacity // page_size if capacity and page_size else None,
         num_ranks=max(1, info.dp_size),
         offers_tokenize=not tokenize_problem,
-        reports_cached_tokens=info.enable_cache_report,
-        kv_events=info.kv_events,
         missing=tuple(what for what, is_missing in missing.items() if is_missing),
     )
 

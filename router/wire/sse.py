@@ -16,7 +16,6 @@ _DELTA_EVENT = re.compile(rb'(?:^|[\r\n])(?:event: ?[\w.]*delta|data:[^\r\n]*"ty
 In the text of a model the quotes would be escaped."""
 
 _NULL_USAGE = re.compile(rb'"usage"\s*:\s*null')
-_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\]\s*$")
 
 
 class SseScanner:
@@ -26,7 +25,6 @@ class SseScanner:
     __slots__ = (
         "_delta_events",
         "_is_oversize",
-        "_last_events",
         "_partial",
         "first_token_seen",
         "num_events",
@@ -37,7 +35,6 @@ class SseScanner:
         self._delta_events = delta_events
         self._partial = bytearray()
         self._is_oversize = False
-        self._last_events = b""
         self.first_token_seen = False
         self.num_events = 0
         """Data lines seen in whole events."""
@@ -49,11 +46,6 @@ class SseScanner:
         """Whether another event may be put here."""
         return not self._partial
 
-    @property
-    def done_seen(self) -> bool:
-        """Whether the last data event was `[DONE]`."""
-        return _DONE.search(self._last_events) is not None
-
     def feed(self, data: bytes) -> int:
         """Take the next body bytes; returns how many data lines became whole with them."""
         if self._partial or not data.endswith(b"\n\n"):
@@ -63,7 +55,6 @@ class SseScanner:
         num_events = data.count(b"\ndata:") + data.startswith(b"data:")
         if num_events:
             self.num_events += num_events
-            self._last_events = data
             if b'"usage"' in data:
                 self._keep_usage(data)
         if not self.first_token_seen:
@@ -76,7 +67,6 @@ class SseScanner:
         num_events = chunk.count(b"\ndata:")
         if num_events:
             self.num_events += num_events
-            self._last_events = chunk
             if b'"usage"' in chunk:
                 self._keep_usage(chunk)
         return num_events

@@ -129,8 +129,6 @@ async def test_sglang_tells_all_under_either_path(path, session):
     facts = await facts_of(answers, session)
     assert (facts.engine, facts.version) == ("sglang", "0.5.21")
     assert (facts.block_tokens, facts.num_blocks, facts.num_ranks) == (64, 320, 1)
-    assert facts.reports_cached_tokens is True
-    assert facts.kv_events["endpoint_port_base"] == 5557
     assert facts.missing == ()
 
 
