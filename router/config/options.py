@@ -142,7 +142,7 @@ OPTIONS: tuple[Option, ...] = (
     _listening("admin_host", _address, "Address of the admin port; beyond loopback only with an admin key.",
                "prometheus_host"),
     _listening("admin_port", _port, "Port of metrics, workers and explain; 0 takes a free one.",
-               "prometheus_port"),
+               "prometheus_port", "metrics_port"),
 
     _workers("worker_urls", _url, "The workers, separated by spaces or commas, or repeated.",
              "static_backends", many=True, split=True),
@@ -153,7 +153,8 @@ OPTIONS: tuple[Option, ...] = (
     _workers("kv_replay", _template, "Where they replay KV events after a gap, such as tcp://{host}:5558."),
     _workers("kv_topic", text("text", empty=True, metavar="PREFIX"),
              "Topic of the KV events; empty takes all."),
-    _workers("load_monitor_interval", duration(), "How often the workers' own metrics are read."),
+    _workers("load_monitor_interval", duration(), "How often the workers' own metrics are read.",
+             "engine_stats_interval"),
     _workers("health_check_interval_secs", duration(), "How often the health of each worker is probed."),
     _workers("health_check_timeout_secs", duration(), "How long such a probe may take."),
 
@@ -163,7 +164,7 @@ OPTIONS: tuple[Option, ...] = (
     _routing("predicted_ttl", duration(), "How long a decision is believed where no KV events come."),
     _routing("bridge_ttl", duration(zero=True), "How long it is believed while the KV event is on its way."),
     _routing("max_retries", integer(0), "Other workers to try when one fails before its first body byte.",
-             "retry_max_retries"),
+             "retry_max_retries", "max_instance_failover_reroute_attempts"),
     _routing("seed", integer(), "Seed of all chance in routing."),
 
     *map(_kv_option, parameters_of("kv").values()),
