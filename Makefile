@@ -73,7 +73,7 @@ VLLM_ENV ?= .venv-vllm
 .PHONY: test-vllm
 test-vllm: setup ## tests with a real vLLM on the CPU, in a venv of its own (VLLM_ENV=DIR reuses one)
 	@PYTHON=$(PYTHON) tests/vllm/install.sh $(VLLM_ENV)
-	@VLLM_ENV=$(abspath $(VLLM_ENV)) $(BIN)/python -m pytest -m vllm tests/vllm $(ARGS)
+	@VLLM_ENV=$(abspath $(VLLM_ENV)) $(BIN)/python -m pytest -m vllm -p no:randomly tests/vllm $(ARGS)
 
 # pip-tools has a venv of its own: it depends on the pip that it finds beside it.
 PINS := .venv-pins/bin/python -m piptools compile -q --upgrade --no-config --generate-hashes --allow-unsafe \

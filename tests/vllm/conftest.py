@@ -7,13 +7,16 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
 import pytest_asyncio
+import zmq
+import zmq.asyncio
 
 from tests.support.gateway_process import GatewayProcess, running_gateway
 
@@ -38,6 +41,10 @@ class VllmInstance:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.returncode is None
 
     async def start(self) -> None:
         events = (
@@ -74,6 +81,26 @@ class VllmInstance:
                         if response.status == 200:
                             return
                 await asyncio.sleep(0.5)  # polling another process
+
+    async def last_published(self) -> int:
+        """The engine's own last message number, from its replay socket; -1 for none.
+
+        Asked twice: the thread that answers is the one that publishes, so what was queued before the first
+        question is out by the second.
+        """
+        last = -1
+        context = zmq.asyncio.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.rcvhwm = 0
+        try:
+            socket.connect(f"tcp://127.0.0.1:{self.replay_port}")
+            for _ in range(2):
+                await socket.send_multipart([b"", max(last, 0).to_bytes(8, "big")])
+                while (sequence := (await socket.recv_multipart())[-2]) != b"\xff" * 8:
+                    last = int.from_bytes(sequence, "big")
+        finally:
+            context.destroy(linger=0)
+        return last
 
     async def kill(self) -> None:
         """The whole process group, at once, as a machine that dies would."""
@@ -137,3 +164,20 @@ async def gateway(
             until=lambda rows: all((row["trust"] or {}).get("level") == "exact" for row in rows)
         )
         yield process
+
+
+@pytest.fixture
+def until_heard(gateway: GatewayProcess, engines: list[VllmInstance]) -> Callable[[], Awaitable[None]]:
+    """Waits until the gateway has every event that the engines have published."""
+
+    async def wait() -> None:
+        living = [engine for engine in engines if engine.is_alive]
+        published = {f"engine-{engine.index}": await engine.last_published() for engine in living}
+
+        def heard(rows: list[dict[str, Any]]) -> bool:
+            last = {row["id"]: row["events"]["last_sequence"] for row in rows}
+            return all(number < 0 or last[name] == number for name, number in published.items())
+
+        await gateway.workers(until=heard)
+
+    return wait

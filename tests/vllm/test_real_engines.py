@@ -74,7 +74,7 @@ async def usage_of(raw: Any, *, stream: bool) -> Any:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("call", [chat, complete], ids=["chat", "completions"])
 async def test_second_identical_prompt_goes_to_the_holder_and_expected_equals_reported(
-    gateway, call, stream
+    gateway, call, stream, until_heard
 ) -> None:
     text = text_of(2 * len(call.__name__) + stream, 200)
     options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
@@ -82,6 +82,7 @@ async def test_second_identical_prompt_goes_to_the_holder_and_expected_equals_re
         first = await call(client, text, **options)
         await usage_of(first, stream=stream)
         for turn in range(3):
+            await until_heard()
             request_id = f"{call.__name__}-{stream}-{turn}"
             again = await call(client, text, extra_headers={"x-request-id": request_id}, **options)
             usage = await usage_of(again, stream=stream)
@@ -93,11 +94,12 @@ async def test_second_identical_prompt_goes_to_the_holder_and_expected_equals_re
             assert decision["trust"] == "exact"
 
 
-async def test_a_conversation_stays_with_its_worker_and_is_expected_exactly(gateway) -> None:
+async def test_a_conversation_stays_with_its_worker_and_is_expected_exactly(gateway, until_heard) -> None:
     messages = [{"role": "user", "content": text_of(77, 80)}]
     workers = []
     async with client_of(gateway) as client:
         for turn in range(4):
+            await until_heard()  # blocks of the last answer, too
             request_id = f"conversation-{turn}"
             raw = await client.chat.completions.with_raw_response.create(
                 model="tiny-llama", messages=messages, max_tokens=24, temperature=0,
@@ -119,7 +121,7 @@ async def test_engine_errors_come_back_unchanged(gateway, engines) -> None:
 
 
 async def test_killing_one_engine_loses_no_request_that_had_not_begun_to_answer(gateway, engines) -> None:
-    """Last in this file: the engine stays dead."""
+    """Last in this file, which is run in order: the engine stays dead."""
     begun: set[int] = set()
     async with client_of(gateway) as client:
 
