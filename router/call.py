@@ -110,9 +110,11 @@ class Call:
             self._proxy.stored_responses.note(beginning, StoredAt(self.worker_id, self.model))
 
     def first_token(self, now: float) -> None:
-        if not self._is_refused():
-            self._proxy.core.first_token(self.id, now=now)
-        self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
+        if self._is_refused():
+            return
+        self._proxy.core.first_token(self.id, now=now)
+        if self.endpoint.protocol is not Protocol.OTHER:
+            self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
 
     def output_tokens(self, num: int, now: float) -> None:
         if not self._is_refused():

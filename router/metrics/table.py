@@ -89,7 +89,7 @@ TTFT = Metric(
     "kvgate_ttft_seconds",
     HISTOGRAM,
     _WORKER_POLICY,
-    "From a request's arrival to the first body byte of its answer.",
+    "From a request's arrival to the first token of a stream, or the first byte of another generated answer.",
     TTFT_BUCKETS,
 )
 ITL = Metric(

@@ -171,6 +171,19 @@ async def test_usage_reaches_the_core(is_streamed: bool) -> None:
         assert running.counted("kvgate_ttft_seconds_count", worker=worker.id) == 1
 
 
+async def test_time_to_first_token_is_that_of_generated_answers() -> None:
+    refusal = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}"
+    async with RawWorker(GOOD) as worker, gateway(worker) as running:
+        await running.ask(post(path="/v1/embeddings"))
+        await running.ask(get("/version"))
+        worker.script = answering(refusal)
+        await running.ask(post())
+        assert running.counted("kvgate_ttft_seconds_count") == 0
+        worker.script = GOOD
+        await running.ask(post())
+        assert running.counted("kvgate_ttft_seconds_count", worker=worker.id) == 1
+
+
 # Answers of the gateway's own
 
 
