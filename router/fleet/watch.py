@@ -88,16 +88,16 @@ class WorkerWatch:
 
     async def identify(self, now: float) -> Sighting:
         """Ask what it is. Raises ProbeFailed."""
-        known = self.facts
+        known, was_away = self.facts, bool(self.error)
         self.facts = await probe(
             self._session, self.spec.url, self.headers, timeout_seconds=self._timeout_seconds
         )
         self.error = ""
         self._is_doubted = False
         self._health_due_at = now + self._health_seconds
-        return (
-            Sighting.RESTARTED if known is not None and _is_newer(self.facts, known) else Sighting.IDENTIFIED
-        )
+        if known is not None and _is_restarted(known, self.facts, was_away=was_away):
+            return Sighting.RESTARTED
+        return Sighting.IDENTIFIED
 
     async def _check(self, now: float) -> Sighting:
         if now >= self._health_due_at:
@@ -122,8 +122,12 @@ class WorkerWatch:
         return bool(started) and self.facts.start_time not in (None, started[0])
 
 
-def _is_newer(facts: WorkerFacts, known: WorkerFacts) -> bool:
-    return known.start_time is not None and facts.start_time not in (None, known.start_time)
+def _is_restarted(known: WorkerFacts, facts: WorkerFacts, *, was_away: bool) -> bool:
+    """By its start time. Where it tells none (SGLang, others) an absence is taken for a restart: to forget what
+    it holds costs some hits, to believe in an empty cache costs balance."""
+    if known.start_time is None or facts.start_time is None:
+        return was_away
+    return facts.start_time != known.start_time
 
 
 def worker_of(spec: WorkerSpec, facts: WorkerFacts) -> Worker:

@@ -87,6 +87,20 @@ async def test_another_process_is_a_restart_seen_in_the_metrics_or_after_an_abse
         assert await watch.look(4.0) is Sighting.RESTARTED
 
 
+async def test_without_a_start_time_an_absence_is_taken_for_a_restart(session) -> None:
+    untimed = vllm_answers() | {"GET /metrics": (404, b"")}
+    async with FakeWorker(dict(untimed)) as worker:
+        watch = watch_of(worker, session)
+        assert await watch.look(0.0) is Sighting.IDENTIFIED
+        watch.doubt()
+        assert await watch.look(1.0) is Sighting.IDENTIFIED
+        worker.answers["GET /health"] = None
+        assert await watch.look(20.0) is Sighting.FAILED
+        worker.answers = dict(untimed)
+        assert await watch.look(21.0) is Sighting.RESTARTED
+        assert await watch.look(22.0) is Sighting.ALIVE
+
+
 async def test_a_doubted_worker_is_asked_anew_what_it_is(session) -> None:
     async with FakeWorker(vllm_answers()) as worker:
         watch = watch_of(worker, session)
