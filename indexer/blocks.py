@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from sys import byteorder
+from typing import NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
@@ -38,9 +38,11 @@ class Unit(StrEnum):
     BYTES = "bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class HashSpace:
-    """The workers whose blocks are comparable: one base model, one block size. One hash chain for each."""
+class HashSpace(NamedTuple):
+    """The workers whose blocks are comparable: one base model, one block size. One hash chain for each.
+
+    A tuple, since it is a key that every request looks up several times.
+    """
 
     base_model: str
     block_tokens: int
