@@ -11,19 +11,22 @@ from dataclasses import dataclass
 from indexer.blocks import Unit
 from policies.base import Policy
 from policies.types import Candidates, Choice, Decision, RoutingRequest, WorkerId
-from router.core.candidates import Demand, Inputs, build_candidates, overlap_lost_tokens
+from router.core.candidates import Demand, Inputs, build_candidates, cached_tokens, overlap_lost_tokens
 from router.core.loads import ActiveSequences, Booking
 from router.core.overlap import Beliefs, Overlap
 from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.recent import ServedLast
-from router.core.usage import Expectation, TokenRatio, expected_cached_tokens
+from router.core.usage import NOTHING_EXPECTED, Expectation, TokenRatio, expected_cached_tokens
 from router.core.workers import WorkerEntry, WorkerTable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Plan:
-    """A decision that was not carried out yet. `prefill_tokens`: what the worker has to compute for it."""
+    """A decision that was not carried out yet. `prefill_tokens`: what the worker has to compute for it.
+
+    Not frozen for the reason given at Inputs.
+    """
 
     decision: Decision
     entry: WorkerEntry
@@ -102,7 +105,8 @@ class Planner:
     def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
         entry = self._workers.of_slot(inputs.pool.slots[choice.row])
         expectation = self._expectation(inputs, entry)
-        prefill_tokens = self._uncached_tokens(inputs, entry)
+        cached = cached_tokens(candidates, inputs.policy.tier_weights)
+        prefill_tokens = max(0, inputs.num_tokens - round(cached[choice.row]))
         decision = Decision(
             request_id=inputs.request.id,
             attempt=attempt,
@@ -121,27 +125,15 @@ class Planner:
                 "unit": inputs.unit.value,
                 "exact_blocks": expectation.exact_blocks,
                 "booked_prefill_tokens": prefill_tokens,
-                "overlap_lost_tokens": overlap_lost_tokens(
-                    candidates, choice.row, inputs.policy.tier_weights
-                ),
+                "overlap_lost_tokens": overlap_lost_tokens(cached, choice.row),
             },
         )
         return Plan(decision, entry, inputs, prefill_tokens, expectation)
 
-    def _uncached_tokens(self, inputs: Inputs, entry: WorkerEntry) -> int:
-        """Prompt tokens that the worker must compute: all but the cached ones, the slower tiers by weight."""
-        overlap, slot = inputs.overlap, entry.slot
-        host, disk = inputs.policy.tier_weights
-        blocks = (
-            overlap.device.get(slot, 0) + host * overlap.host.get(slot, 0) + disk * overlap.disk.get(slot, 0)
-        )
-        cached = round(blocks * entry.space.block_tokens * inputs.token_ratio)
-        return max(0, inputs.num_tokens - cached)
-
     def _expectation(self, inputs: Inputs, entry: WorkerEntry) -> Expectation:
         prompt = inputs.prompt
         if prompt is None:
-            return Expectation()
+            return NOTHING_EXPECTED
         block_tokens = entry.space.block_tokens
         cached = expected_cached_tokens(inputs.overlap.depth(entry.slot), prompt.num_tokens, block_tokens)
         return Expectation(

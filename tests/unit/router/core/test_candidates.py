@@ -5,7 +5,7 @@ import pytest
 from indexer.blocks import HashSpace, Unit
 from policies import TierWeights, make_policy
 from policies.base import BasePolicy, Needs
-from router.core.candidates import Demand, Inputs, build_candidates, overlap_lost_tokens
+from router.core.candidates import Demand, Inputs, build_candidates, cached_tokens, overlap_lost_tokens
 from router.core.loads import ActiveSequences, Booking
 from router.core.overlap import Beliefs, Overlap
 from router.core.pools import Pool
@@ -202,16 +202,20 @@ def test_no_more_is_computed_than_a_policy_needs(needs, filled):
 )
 def test_overlap_lost_is_the_way_to_the_best_holder(row, lost):
     candidates = make_candidates(3, device=[6, 2, 0])
-    assert overlap_lost_tokens(candidates, row, TierWeights()) == lost
+    assert overlap_lost_tokens(cached_tokens(candidates, TierWeights()), row) == lost
 
 
 def test_slower_tiers_count_by_weight():
     candidates = make_candidates(3, device=[2, 0, 0], host=[0, 4, 0], disk=[0, 0, 4])
     weights = TierWeights(host=0.75, disk=0.25)
-    assert [overlap_lost_tokens(candidates, row, weights) for row in range(3)] == [16, 0, 32]
+    assert [overlap_lost_tokens(cached_tokens(candidates, weights), row) for row in range(3)] == [16, 0, 32]
     nothing_saved = TierWeights(host=0.0, disk=0.0)
-    assert [overlap_lost_tokens(candidates, row, nothing_saved) for row in range(3)] == [0, 32, 32]
+    assert [overlap_lost_tokens(cached_tokens(candidates, nothing_saved), row) for row in range(3)] == [
+        0,
+        32,
+        32,
+    ]
 
 
 def test_nothing_is_lost_where_nobody_holds_anything():
-    assert overlap_lost_tokens(make_candidates(2), 1, TierWeights()) == 0
+    assert overlap_lost_tokens(cached_tokens(make_candidates(2), TierWeights()), 1) == 0
