@@ -123,8 +123,8 @@ class WorkerWatch:
 
 
 def _is_restarted(known: WorkerFacts, facts: WorkerFacts, *, was_away: bool) -> bool:
-    """By its start time. Where it tells none (SGLang, others) an absence is taken for a restart: to forget what
-    it holds costs some hits, to believe in an empty cache costs balance."""
+    """By its start time. Where it tells none (SGLang, others) an absence is taken for a restart: to forget
+    what it holds costs some hits, to believe in an empty cache costs balance."""
     if known.start_time is None or facts.start_time is None:
         return was_away
     return facts.start_time != known.start_time
