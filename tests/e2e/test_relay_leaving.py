@@ -16,7 +16,7 @@ from tests.support.raw_worker import (
     event,
     json_answer,
 )
-from tests.support.relay import gateway, get, post
+from tests.support.relay import CLOCK, gateway, get, post
 from tests.support.waiting import eventually
 
 
@@ -121,11 +121,11 @@ async def test_slow_client_pauses_the_worker_and_gets_every_byte() -> None:
         await client.send(post())
         (connection,) = await eventually(lambda: list(running.server._connections))
         await eventually(lambda: connection.is_paused)
-        # Longer than the idle limit, which rests while the client is the slow one.
-        for _ in range(3):
-            before = sent
-            await asyncio.sleep(0.1)
-        assert before == sent < num_chunks
+        worker_side = worker.sides[0].writer.transport
+        _, high = worker_side.get_write_buffer_limits()
+        await eventually(lambda: worker_side.get_write_buffer_size() > high, what="the worker is held up")
+        assert sent < num_chunks
+        connection.check(CLOCK() + 1.0)  # the idle limit rests while the client is the slow one
         # One read of the worker's bytes may come on top before it is paused.
         assert connection.transport.get_write_buffer_size() <= WRITE_BUFFER_HIGH + (256 << 10)
         client.writer.transport.resume_reading()

@@ -9,7 +9,7 @@ import pytest
 
 from router.config import Settings
 from tests.support.raw_worker import RawWorker, WorkerSide, answering, json_answer
-from tests.support.relay import gateway, get, post
+from tests.support.relay import CLOCK, gateway, get, post
 from tests.support.waiting import eventually
 
 GOOD = answering(json_answer())
@@ -174,17 +174,15 @@ async def test_request_that_does_not_arrive_in_time(part: bytes) -> None:
 
 
 async def test_head_that_trickles_is_cut_all_the_same() -> None:
-    async with gateway(head_seconds=0.1) as running, running.client() as client:
-
-        async def trickle() -> None:
-            await client.send(LINE)
-            while not client.writer.is_closing():
-                await client.send(b"X: y\r\n")
-                await asyncio.sleep(0.01)
-
-        sending = asyncio.ensure_future(trickle())
+    async with gateway() as running, running.client() as client:
+        await client.send(LINE)
+        (connection,) = await eventually(lambda: list(running.server._connections))
+        await eventually(lambda: connection._reader.is_in_head)
+        begun_at = CLOCK()
+        await client.send(b"X: y\r\n")
+        await eventually(lambda: connection._reader._fed_bytes)
+        connection.check(begun_at + running.server.limits.head_seconds)
         assert (await client.answer()).status == 408
-        sending.cancel()
 
 
 async def test_idle_connection_is_closed_in_silence() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from policies.types import Worker
-from router.errors import WorkerError, WorkerProtocolError
+from router.errors import WorkerError, WorkerProtocolError, WorkerTimeout
 from router.limits import RelayLimits
 from router.relay import Relay
 from router.upstream import Upstream, WorkerConnection
@@ -280,6 +280,31 @@ async def test_comments_that_come_one_by_one_are_no_tokens() -> None:
     setup.receive(STREAM_HEAD, chunk(EVENTS[0]), chunk(b": still here\n\n"), chunk(EVENTS[1]), END_OF_CHUNKS)
     await setup.relay.ended()
     assert len(setup.observer.gaps) == 1
+
+
+async def test_comments_are_passed_on_and_are_no_progress() -> None:
+    comment, limits = chunk(b": still here\n\n"), RelayLimits()
+    setup = Setup()
+    setup.receive(STREAM_HEAD, chunk(EVENTS[0]))
+    for setup.now in (1.0, limits.idle_seconds):
+        setup.receive(comment)
+        setup.relay.check(setup.now)
+    assert setup.answer_body == chunk(EVENTS[0]) + comment * 2
+    setup.relay.check(limits.idle_seconds + 0.1)
+    with pytest.raises(WorkerTimeout, match="silent"):
+        await setup.relay.ended()
+
+
+async def test_progress_does_not_prolong_a_request_beyond_its_time_in_all() -> None:
+    limits = RelayLimits()
+    setup = Setup()
+    setup.receive(STREAM_HEAD)
+    setup.now = limits.request_seconds
+    setup.receive(chunk(EVENTS[0]))
+    setup.relay.check(setup.now)
+    setup.relay.check(limits.request_seconds + 0.1)
+    with pytest.raises(WorkerTimeout, match="longer than"):
+        await setup.relay.ended()
 
 
 async def test_stream_of_single_events_that_breaks_gets_its_error_event() -> None:
