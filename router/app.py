@@ -19,7 +19,7 @@ from policies import make_policy
 from router.admin import build_admin_app
 from router.config import Settings, load_or_exit
 from router.core.routing import RoutingCore
-from router.discovery import FleetDefaults, StaticSource, WorkerSpec, expand_workers
+from router.discovery import StaticSource, WorkerSpec, expand_workers
 from router.fleet import Fleet, FleetTokenHost
 from router.limits import RelayLimits
 from router.logs import set_up_logging
@@ -151,8 +151,7 @@ def _worker_session() -> aiohttp.ClientSession:
 
 
 def _specs_of(settings: Settings) -> Sequence[WorkerSpec]:
-    defaults = FleetDefaults(kv_events=settings.kv_events, kv_replay=settings.kv_replay)
-    specs, mistakes = expand_workers(settings.worker_urls, settings.workers, defaults)
+    specs, mistakes = expand_workers(settings.worker_urls, settings.workers, settings.fleet_defaults)
     assert not mistakes, "the configuration was checked"
     return specs
 

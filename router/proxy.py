@@ -51,6 +51,9 @@ _OPEN_KINDS = frozenset((EndpointKind.LIVE, EndpointKind.READY))
 class FleetHooks(Protocol):
     """What a proxy asks of the fleet around the core."""
 
+    def key_of(self, worker: Worker) -> str | None:
+        """The API key to show to that worker, if there is one."""
+
     def model_entries(self) -> list[dict[str, object]]:
         """The union of the workers' entries in `/v1/models`."""
 
@@ -88,13 +91,10 @@ class Proxy:
         self.limits = limits or RelayLimits.from_settings(settings)
         self.access_log = access_log(settings.access_log)
         self.stored_responses = StoredResponses()
-        self.upstream = Upstream(self.limits, clock, self._key_of)
+        self.upstream = Upstream(self.limits, clock, fleet.key_of)
         self._tokens = tokens
         self._fleet = fleet
         self._client_keys = ClientKeys(settings.api_key)
-        self._worker_keys = {
-            entry.url.rstrip("/"): entry.api_key for entry in settings.workers if entry.api_key
-        }
         self._id_prefix = uuid.uuid4().hex[:8]
         self._ids = itertools.count()
         self._own_answers: Mapping[EndpointKind, Callable[[Call], tuple[int, bytes]]] = {
@@ -290,9 +290,6 @@ class Proxy:
             lines.append(b"content-length: %d\r\n" % len(request.body))
         lines.append(b"\r\n")
         return b"".join(lines)
-
-    def _key_of(self, worker: Worker) -> str | None:
-        return self._worker_keys.get(worker.url.rstrip("/"), self.settings.worker_api_key)
 
     # Answers of the gateway's own
 

@@ -12,7 +12,7 @@ from router.config.errors import ConfigErrors, Mistake
 from router.config.reader import Reader, ReadFile
 from router.config.settings import Settings, WorkerConfig
 from router.config.sources import GivenValues, from_environment, from_file, from_flags
-from router.discovery import FleetDefaults, expand_workers
+from router.discovery import expand_workers
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -> Settings:
@@ -79,8 +79,7 @@ def _replay_without_events(settings: Settings, places: Mapping[str, str]) -> Ite
 
 def _wrong_workers(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
     """URLs, endpoints and names that can't be, once the templates are filled in for each worker."""
-    fleet = FleetDefaults(kv_events=settings.kv_events, kv_replay=settings.kv_replay)
-    _, mistakes = expand_workers(settings.worker_urls, settings.workers, fleet)
+    _, mistakes = expand_workers(settings.worker_urls, settings.workers, settings.fleet_defaults)
     for mistake in mistakes:
         key, _, what = mistake.partition(": ")
         option = re.split(r"[\[.]", key, maxsplit=1)[0]

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from router.discovery import FleetDefaults
+
 PolicyParameters = Mapping[str, float | int | str | bool]
 
 
@@ -70,6 +72,11 @@ class Settings:
     load_monitor_interval: float = 1.0
     health_check_interval_secs: float = 10.0
     health_check_timeout_secs: float = 5.0
+
+    @property
+    def fleet_defaults(self) -> FleetDefaults:
+        """What holds for every worker without a value of its own."""
+        return FleetDefaults(kv_events=self.kv_events, kv_replay=self.kv_replay, api_key=self.worker_api_key)
 
     def parameters_for(self, policy: str) -> PolicyParameters:
         """What was configured for that policy, whether or not it is the one in force."""

@@ -15,11 +15,11 @@ import aiohttp
 import zmq
 
 from indexer.trust import Trust, TrustLevel
-from policies.types import WorkerId
+from policies.types import Worker, WorkerId
 from router.config import Settings, WorkerConfig
 from router.core.health import Health, HealthSign
 from router.core.routing import RoutingCore
-from router.discovery import DiscoverySource, FleetDefaults, WorkerSpec, expand_worker
+from router.discovery import DiscoverySource, WorkerSpec, expand_worker
 from router.engines import merge_metrics
 from router.fleet.limits import REPROBE_SECONDS, RETRY_SECONDS
 from router.fleet.rows import worker_row
@@ -117,7 +117,7 @@ class Fleet:
         watch = WorkerWatch(
             spec,
             self._session,
-            headers=self._headers_of(spec),
+            headers={"authorization": f"Bearer {spec.api_key}"} if spec.api_key else {},
             timeout_seconds=self._settings.health_check_timeout_secs,
             health_seconds=self._settings.health_check_interval_secs,
         )
@@ -133,10 +133,6 @@ class Fleet:
             member.subscription.stop()
         assert member.task is not None
         return member.task
-
-    def _headers_of(self, spec: WorkerSpec) -> dict[str, str]:
-        key = spec.api_key or self._settings.worker_api_key
-        return {"authorization": f"Bearer {key}"} if key else {}
 
     # Watching
 
@@ -238,6 +234,11 @@ class Fleet:
 
     # What the proxy asks
 
+    def key_of(self, worker: Worker) -> str | None:
+        """The API key to show to that worker, if there is one."""
+        member = self._members.get(worker.id)
+        return member.watch.spec.api_key if member is not None else None
+
     def model_entries(self) -> list[dict[str, Any]]:
         """The union of the workers' `/v1/models`, by id, in the order of the workers."""
         entries: dict[str, dict[str, Any]] = {}
@@ -288,9 +289,8 @@ class Fleet:
         It need not have answered: then it is tried again in the background. Raises ValueError that says what
         can't be added.
         """
-        defaults = FleetDefaults(kv_events=self._settings.kv_events, kv_replay=self._settings.kv_replay)
         entry = WorkerConfig(url=url, **options)
-        spec, mistakes = expand_worker(entry, defaults, index=self._num_added)
+        spec, mistakes = expand_worker(entry, self._settings.fleet_defaults, index=self._num_added)
         if spec is None:
             raise ValueError("; ".join(f"{key}: {what}" for key, what in mistakes))
         if clash := next((m for m in self.members if spec.id == m.id or spec.url == m.watch.spec.url), None):

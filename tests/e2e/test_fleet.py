@@ -12,6 +12,7 @@ from loadgen.engine import EngineSettings
 from loadgen.mock_worker import MockFleet
 from router.config import WorkerConfig
 from router.limits import RelayLimits
+from tests.support.fake_worker import FakeWorker
 from tests.support.kv_publisher import KvPublisher
 from tests.support.serving import (
     FAST,
@@ -403,6 +404,24 @@ async def test_keys_are_asked_for_and_never_passed_on(mocks) -> None:
         assert (await client.post("/v1/completions", body, authorization="Bearer client-key"))[0] == 200
         assert (await client.post("/v1/completions", body, x_api_key="client-key"))[0] == 200
         assert (await client.get("/health"))[0] == 200
+
+
+async def test_a_worker_is_shown_its_own_key_however_it_joined() -> None:
+    answers = {
+        "GET /v1/models": (200, b'{"data": [{"id": "mock"}]}'),
+        "GET /health": (200, b""),
+        "POST /v1/completions": (200, b"{}"),
+    }
+    async with FakeWorker(answers) as configured, FakeWorker(answers) as added, FakeWorker(answers) as other:
+        workers = (
+            WorkerConfig(url=configured.url.removeprefix("http://"), name="w0", api_key="of-w0"),
+            WorkerConfig(url=other.url, name="w1"),
+        )
+        async with serving(workers, worker_api_key="common", policy="round_robin") as client:
+            await client.admin("/workers", "POST", {"url": added.url, "name": "w2", "api_key": "of-w2"})
+            assert {(await client.complete("a"))[0] for _ in range(3)} == {"w0", "w1", "w2"}
+    for worker, key in ((configured, "of-w0"), (other, "common"), (added, "of-w2")):
+        assert {headers.get("authorization") for _, _, headers, _ in worker.requests} == {f"Bearer {key}"}
 
 
 async def test_administration_of_workers_is_not_on_the_public_port(mocks) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from indexer.blocks import Unit
 from policies.types import ServedModel, Worker
-from router.config import Settings, WorkerConfig
+from router.config import Settings
 from router.core.prompt import Prompt
 from tests.support.raw_worker import (
     END_OF_CHUNKS,
@@ -204,15 +204,6 @@ async def test_own_answers() -> None:
         running.fleet.is_ready = lambda: False
         await client.send(get("/readyz"))
         assert (await client.answer()).status == 503
-
-
-async def test_key_of_a_single_worker() -> None:
-    async with RawWorker(GOOD) as worker:
-        own = (WorkerConfig(url=worker.url + "/", api_key="own"),)
-        settings = Settings(policy="round_robin", worker_api_key="common", workers=own)
-        async with gateway(worker, settings=settings) as running:
-            await running.ask(post())
-            assert worker.requests[0].values("authorization") == [b"Bearer own"]
 
 
 @pytest.mark.parametrize("form", ["text", "json"])

@@ -38,6 +38,10 @@ class StillFleet:
     suspected: list[str] = field(default_factory=list)
     pending: bool = False
     entries: list[dict[str, object]] = field(default_factory=list)
+    key: str | None = None
+
+    def key_of(self, worker: Worker) -> str | None:
+        return self.key
 
     def model_entries(self) -> list[dict[str, object]]:
         return self.entries
@@ -119,7 +123,7 @@ async def gateway(
     settings = settings or Settings(policy=policy)
     core = RoutingCore(policy=make_policy(settings.policy))
     core.reconcile([_worker(w, models[i] if models else ("m",)) for i, w in enumerate(workers)], now=CLOCK())
-    fleet, metrics = StillFleet(), Metrics()
+    fleet, metrics = StillFleet(key=settings.worker_api_key), Metrics()
     relay_limits = RelayLimits(**{"body_bytes": settings.max_body, **limits})
     proxy = Proxy(
         core=core,
