@@ -76,31 +76,31 @@ class KvFeed:
             self._garbage += publisher.garbage
         self._exact_slots &= ~(1 << slot)
 
-    def connected(self, slot: Slot, *, now: float) -> list[RequestReplay]:
+    def connected(self, slot: Slot) -> list[RequestReplay]:
         """The event socket has a connection, for the first time or again."""
-        return self._carry_out(slot, self._publishers[slot].sequencer.connected(), now)
+        return self._carry_out(slot, self._publishers[slot].sequencer.connected())
 
-    def disconnected(self, slot: Slot, *, now: float) -> None:
+    def disconnected(self, slot: Slot) -> None:
         """The event socket lost its connection."""
-        self._carry_out(slot, self._publishers[slot].sequencer.disconnected(), now)
+        self._carry_out(slot, self._publishers[slot].sequencer.disconnected())
 
-    def receive(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
+    def receive(self, slot: Slot, sequence: int, payload: bytes) -> list[RequestReplay]:
         """A published message. About 1 us for a block of 16 tokens."""
         replays_from = self._publishers[slot].receive(sequence, payload, is_replay=False)
-        return self._finish_step(slot, replays_from, now)
+        return self._finish_step(slot, replays_from)
 
-    def receive_replay(self, slot: Slot, sequence: int, payload: bytes, *, now: float) -> list[RequestReplay]:
+    def receive_replay(self, slot: Slot, sequence: int, payload: bytes) -> list[RequestReplay]:
         """A message of the replay that was asked for last."""
         replays_from = self._publishers[slot].receive(sequence, payload, is_replay=True)
-        return self._finish_step(slot, replays_from, now)
+        return self._finish_step(slot, replays_from)
 
-    def replay_ended(self, slot: Slot, *, now: float) -> list[RequestReplay]:
+    def replay_ended(self, slot: Slot) -> list[RequestReplay]:
         """The replay's end marker came."""
-        return self._carry_out(slot, self._publishers[slot].sequencer.replay_ended(), now)
+        return self._carry_out(slot, self._publishers[slot].sequencer.replay_ended())
 
-    def replay_failed(self, slot: Slot, reason: str, *, now: float) -> list[RequestReplay]:
+    def replay_failed(self, slot: Slot, reason: str) -> list[RequestReplay]:
         """The replay broke off or its end marker never came."""
-        return self._carry_out(slot, self._publishers[slot].sequencer.replay_failed(reason), now)
+        return self._carry_out(slot, self._publishers[slot].sequencer.replay_failed(reason))
 
     def malformed(self, slot: Slot, reason: str) -> None:
         """The socket brought something that is no message."""
@@ -122,10 +122,6 @@ class KvFeed:
         """Drop a worker's claims on these blocks, which its engine reported as not held; returns how many."""
         publisher = self._publishers.get(slot)
         return publisher.truncate(hashes) if publisher else 0
-
-    def reset(self, slot: Slot, reason: str, *, now: float) -> None:
-        """Forget what the worker holds and go on from its next message."""
-        self._carry_out(slot, self._publishers[slot].sequencer.restart(reason), now)
 
     def trust(self, slot: Slot) -> Trust:
         """How far the worker's overlap may be believed. PREDICTED for one without a publisher."""
@@ -157,14 +153,13 @@ class KvFeed:
             publisher.check()
             assert bool(self._exact_slots >> slot & 1) == publisher.is_exact, "only exact workers contribute"
 
-    def _carry_out(self, slot: Slot, steps: list[Step], now: float) -> list[RequestReplay]:
-        return self._finish_step(slot, self._publishers[slot].carry_out(steps), now)
+    def _carry_out(self, slot: Slot, steps: list[Step]) -> list[RequestReplay]:
+        return self._finish_step(slot, self._publishers[slot].carry_out(steps))
 
-    def _finish_step(self, slot: Slot, replays_from: list[int], now: float) -> list[RequestReplay]:
+    def _finish_step(self, slot: Slot, replays_from: list[int]) -> list[RequestReplay]:
         publisher = self._publishers[slot]
         if publisher.is_exact != bool(self._exact_slots >> slot & 1):
             self._exact_slots ^= 1 << slot
-            publisher.stats.exact_changed_at = now
         if publisher.garbage:
             self._garbage += publisher.garbage
             publisher.garbage = []

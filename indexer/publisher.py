@@ -37,8 +37,6 @@ class FeedStats:
     num_blocks: int = 0
     """Held on the device now."""
     last_sequence: int | None = None
-    exact_changed_at: float | None = None
-    """When the worker last became exact or ceased to be; monotonic seconds, None for never."""
 
 
 class Publisher:

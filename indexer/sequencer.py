@@ -207,12 +207,6 @@ class Sequencer:
         steps = self._begin_anew(f"history lost: replay failed ({reason})")
         return steps + self._release_buffer()
 
-    def restart(self, reason: str) -> list[Step]:
-        """Forget everything and go on from the next message, whatever its number."""
-        self._num_attempts = REPLAY_ATTEMPTS
-        self._empty_buffer()
-        return self._begin_anew(reason)
-
     # The rules.
 
     def _relation(self, message: Message) -> Relation:

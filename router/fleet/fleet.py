@@ -224,7 +224,6 @@ class Fleet:
                 replay_endpoint=member.watch.spec.kv_replay,
                 topic=self._settings.kv_topic,
                 context=self._context,
-                clock=self._clock,
             )
             member.subscription.start()
 

@@ -38,7 +38,6 @@ def _events(view: WorkerView | None, feed: KvFeed) -> dict[str, Any] | None:
     stats = feed.stats(view.slot)
     # Not `asdict`, which makes tuples of a Counter's keys: JSON has none.
     values = {each.name: getattr(stats, each.name) for each in fields(stats)}
-    del values["exact_changed_at"]  # monotonic seconds mean nothing to others
     return values | {"ignored": dict(stats.ignored)}
 
 

@@ -5,7 +5,7 @@ What a message means is decided by the core's feed; how it arrives, by `indexer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import zmq
 
@@ -26,11 +26,9 @@ class Subscription:
         replay_endpoint: str | None,
         topic: str,
         context: zmq.Context[zmq.Socket[bytes]],
-        clock: Callable[[], float],
     ) -> None:
         self.slot = slot
         self._feed = feed
-        self._clock = clock
         self._subscriber = KvSubscriber(endpoint, replay_endpoint, self, context=context, topic=topic)
 
     def start(self) -> None:
@@ -42,22 +40,22 @@ class Subscription:
     # What the subscriber calls
 
     def on_message(self, sequence: int, payload: bytes) -> None:
-        self._obey(self._feed.receive(self.slot, sequence, payload, now=self._clock()))
+        self._obey(self._feed.receive(self.slot, sequence, payload))
 
     def on_replay_message(self, sequence: int, payload: bytes) -> None:
-        self._obey(self._feed.receive_replay(self.slot, sequence, payload, now=self._clock()))
+        self._obey(self._feed.receive_replay(self.slot, sequence, payload))
 
     def on_replay_end(self) -> None:
-        self._obey(self._feed.replay_ended(self.slot, now=self._clock()))
+        self._obey(self._feed.replay_ended(self.slot))
 
     def on_replay_failed(self, reason: str) -> None:
-        self._obey(self._feed.replay_failed(self.slot, reason, now=self._clock()))
+        self._obey(self._feed.replay_failed(self.slot, reason))
 
     def on_connected(self) -> None:
-        self._obey(self._feed.connected(self.slot, now=self._clock()))
+        self._obey(self._feed.connected(self.slot))
 
     def on_disconnected(self) -> None:
-        self._feed.disconnected(self.slot, now=self._clock())
+        self._feed.disconnected(self.slot)
 
     def on_malformed(self, reason: str) -> None:
         self._feed.malformed(self.slot, reason)

@@ -51,7 +51,7 @@ def blocks_per_second(blocks_per_event: int, block_tokens: int, num_rounds: int 
         feed.add_publisher(0, engine="vllm", base_model="bench", block_tokens=block_tokens, can_replay=False)
         start = perf_counter()
         for sequence, payload in enumerate(messages):
-            feed.receive(0, sequence, payload, now=0.0)
+            feed.receive(0, sequence, payload)
         rates.append(BLOCKS_PER_ROUND / (perf_counter() - start))
         assert len(feed.index) == BLOCKS_PER_ROUND
     return rates

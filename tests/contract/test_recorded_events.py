@@ -91,7 +91,7 @@ def test_the_index_expects_what_the_engine_reported(name: str) -> None:
             if expected != request.cached_tokens:
                 wrong[request.id] = (expected, request.cached_tokens)
         for rank, seq in messages:
-            assert feed.receive(rank, seq, recorded.payloads[rank][seq], now=0.0) == []
+            assert feed.receive(rank, seq, recorded.payloads[rank][seq]) == []
     assert wrong == {id: (expected, reported) for id, (expected, reported, _) in EXCEPTIONS[name].items()}
     for rank in recorded.payloads:
         assert feed.trust(rank).level is TrustLevel.EXACT
@@ -121,7 +121,7 @@ def test_a_claim_beyond_the_report_is_dropped(name: str) -> None:
                 assert expected_cached_tokens(feed, request, block_tokens) == request.cached_tokens
                 assert feed.stats(request.rank).num_overreports
         for rank, seq in messages:
-            feed.receive(rank, seq, recorded.payloads[rank][seq], now=0.0)
+            feed.receive(rank, seq, recorded.payloads[rank][seq])
     feed.check()
 
 
@@ -129,11 +129,11 @@ def test_a_claim_beyond_the_report_is_dropped(name: str) -> None:
 def test_a_late_gateway_learns_everything_from_a_replay(name: str) -> None:
     recorded = recording(name)
     direct, replayed = feed_of(recorded), feed_of(recorded, can_replay=True)
-    assert [command.from_sequence for command in replayed.connected(0, now=0.0)] == [0]
+    assert [command.from_sequence for command in replayed.connected(0)] == [0]
     for seq, payload in recorded.payloads[0].items():
-        direct.receive(0, seq, payload, now=0.0)
-        replayed.receive_replay(0, seq, payload, now=0.0)
-    assert replayed.replay_ended(0, now=0.0) == []
+        direct.receive(0, seq, payload)
+        replayed.receive_replay(0, seq, payload)
+    assert replayed.replay_ended(0) == []
     assert replayed.trust(0) == direct.trust(0)
     for request in recorded.requests:
         assert expected_cached_tokens(replayed, request, 32) == expected_cached_tokens(direct, request, 32)

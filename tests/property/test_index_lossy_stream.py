@@ -78,7 +78,7 @@ class World:
         self.engine = Engine(0.0)
         self.in_flight: list[int] = []
         self.replay: list[int] | None = None
-        self.obey(self.feed.connected(0, now=0.0))
+        self.obey(self.feed.connected(0))
 
     def obey(self, commands: list[RequestReplay]) -> None:
         """Carry out a replay: the engine answers at once with what it still has, which arrives later."""
@@ -122,11 +122,11 @@ class World:
             self.receive(number % len(self.engine.published))
 
     def garble(self, number: int) -> None:
-        self.obey(self.feed.receive(0, number, b"garbage", now=0.0))
+        self.obey(self.feed.receive(0, number, b"garbage"))
 
     def corrupt(self, _number: int) -> None:
         if self.in_flight:
-            self.obey(self.feed.receive(0, self.in_flight.pop(0), b"garbage", now=0.0))
+            self.obey(self.feed.receive(0, self.in_flight.pop(0), b"garbage"))
 
     def replay_some(self, number: int) -> None:
         """Part of the answer arrives, or its end."""
@@ -134,13 +134,13 @@ class World:
             return
         if not self.replay:
             self.replay = None
-            self.obey(self.feed.replay_ended(0, now=0.0))
+            self.obey(self.feed.replay_ended(0))
             return
         for _ in range(number % 5 + 1):
             if self.replay:
                 sequence = self.replay.pop(0)
                 payload = self.engine.published[sequence]
-                self.obey(self.feed.receive_replay(0, sequence, payload, now=0.0))
+                self.obey(self.feed.receive_replay(0, sequence, payload))
 
     def lose_of_replay(self, _number: int) -> None:
         if self.replay:
@@ -149,13 +149,13 @@ class World:
     def fail_replay(self, _number: int) -> None:
         if self.replay is not None:
             self.replay = None
-            self.obey(self.feed.replay_failed(0, "silence", now=0.0))
+            self.obey(self.feed.replay_failed(0, "silence"))
 
     def reconnect(self, _number: int) -> None:
         self.in_flight.clear()
-        self.feed.disconnected(0, now=0.0)
+        self.feed.disconnected(0)
         self.check()
-        self.obey(self.feed.connected(0, now=0.0))
+        self.obey(self.feed.connected(0))
 
     def restart(self, number: int) -> None:
         """The new process may publish before anyone hears it."""
@@ -166,7 +166,7 @@ class World:
         self.reconnect(number)
 
     def receive(self, sequence: int) -> None:
-        self.obey(self.feed.receive(0, sequence, self.engine.published[sequence], now=0.0))
+        self.obey(self.feed.receive(0, sequence, self.engine.published[sequence]))
 
     # What must hold.
 

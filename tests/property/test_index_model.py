@@ -89,7 +89,7 @@ class IndexMachine(RuleBasedStateMachine):
         self.sequences[slot] = 0
 
     def publish(self, slot: int, *events: object) -> None:
-        assert self.feed.receive(slot, self.sequences[slot], batch(*events), now=0.0) == []
+        assert self.feed.receive(slot, self.sequences[slot], batch(*events)) == []
         self.sequences[slot] += 1
 
     @rule(slot=slots, path=paths, start=st.integers(0, 3))
@@ -125,11 +125,6 @@ class IndexMachine(RuleBasedStateMachine):
         num_dropped = self.feed.truncate(slot, hashes_of(path)[reported:])
         assert num_dropped == len(dropped & self.oracles[slot].claimed)
         self.oracles[slot].claimed -= dropped
-
-    @rule(slot=slots)
-    def reset(self, slot: int) -> None:
-        self.feed.reset(slot, "said so", now=0.0)
-        self.oracles[slot] = Oracle()
 
     @rule(slot=slots)
     def leave_and_come_back(self, slot: int) -> None:

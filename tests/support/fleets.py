@@ -62,14 +62,14 @@ class Engine:
         assert slot is not None
         self.core, self.slot, self.block_tokens = core, slot, block_tokens
         self._sequence = 0
-        core.feed.connected(slot, now=0.0)
+        core.feed.connected(slot)
         self.publish([AllBlocksCleared()])
 
     def publish(self, events: Sequence[KvEvent]) -> None:
         self._send(encode_batch(events, timestamp=0.0, dp_rank=0, layout=Layout.MAPS))
 
     def _send(self, payload: bytes) -> None:
-        self.core.feed.receive(self.slot, self._sequence, payload, now=0.0)
+        self.core.feed.receive(self.slot, self._sequence, payload)
         self._sequence += 1
 
     def store(self, tokens: Sequence[int]) -> None:

@@ -38,22 +38,22 @@ class Shell:
             self.subscriber.request_replay(command.from_sequence)
 
     def on_message(self, sequence: int, payload: bytes) -> None:
-        self.obey(self.feed.receive(0, sequence, payload, now=0.0))
+        self.obey(self.feed.receive(0, sequence, payload))
 
     def on_replay_message(self, sequence: int, payload: bytes) -> None:
-        self.obey(self.feed.receive_replay(0, sequence, payload, now=0.0))
+        self.obey(self.feed.receive_replay(0, sequence, payload))
 
     def on_replay_end(self) -> None:
-        self.obey(self.feed.replay_ended(0, now=0.0))
+        self.obey(self.feed.replay_ended(0))
 
     def on_replay_failed(self, reason: str) -> None:
-        self.obey(self.feed.replay_failed(0, reason, now=0.0))
+        self.obey(self.feed.replay_failed(0, reason))
 
     def on_connected(self) -> None:
-        self.obey(self.feed.connected(0, now=0.0))
+        self.obey(self.feed.connected(0))
 
     def on_disconnected(self) -> None:
-        self.feed.disconnected(0, now=0.0)
+        self.feed.disconnected(0)
 
     def on_malformed(self, reason: str) -> None:
         self.feed.malformed(0, reason)

@@ -38,7 +38,7 @@ def believed(feed: KvFeed, slot: int = 0) -> set[int]:
 
 def test_a_live_only_source_may_start_anywhere() -> None:
     feed = feed_of(can_replay=False)
-    assert feed.receive(0, 41, store_of(1), now=0.0) == []
+    assert feed.receive(0, 41, store_of(1)) == []
     assert believed(feed) == {1}
     assert feed.trust(0).level is TrustLevel.EXACT
     assert feed.trust(0).reason == "the history before message 41 is unknown"
@@ -46,14 +46,14 @@ def test_a_live_only_source_may_start_anywhere() -> None:
 
 def test_a_gap_is_held_back_and_filled_in_order() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.receive(0, 1, store_of(1), now=0.0)
-    assert feed.receive(0, 4, batch(removed(3), timestamp=2.0), now=0.0) == [RequestReplay(0, 2)]
+    feed.receive(0, 0, store_of(0))
+    feed.receive(0, 1, store_of(1))
+    assert feed.receive(0, 4, batch(removed(3), timestamp=2.0)) == [RequestReplay(0, 2)]
     assert believed(feed) == set(), "in doubt, nothing counts"
     assert feed.trust(0).level is TrustLevel.RECOVERING
-    feed.receive_replay(0, 2, store_of(2), now=0.0)
-    feed.receive_replay(0, 3, store_of(3), now=0.0)
-    assert feed.replay_ended(0, now=0.0) == []
+    feed.receive_replay(0, 2, store_of(2))
+    feed.receive_replay(0, 3, store_of(3))
+    assert feed.replay_ended(0) == []
     assert believed(feed) == {0, 1, 2}, "block 3 was stored before it was removed"
     assert feed.stats(0).num_gaps == 1
 
@@ -63,59 +63,59 @@ def test_stale_and_repeated_numbers_are_ignored(can_replay: bool) -> None:
     feed = feed_of(can_replay=can_replay)
     messages = [store_of(0), store_of(0), batch(removed(0))]
     for sequence, payload in enumerate(messages):
-        feed.receive(0, sequence, payload, now=0.0)
+        feed.receive(0, sequence, payload)
     for sequence, payload in enumerate(messages):
-        assert feed.receive(0, sequence, payload, now=0.0) == []
+        assert feed.receive(0, sequence, payload) == []
     assert believed(feed) == {0}, "two copies, one removed"
 
 
 def test_a_replay_that_overtakes_the_live_stream_is_not_applied_twice() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.receive(0, 2, store_of(0), now=0.0)
+    feed.receive(0, 0, store_of(0))
+    feed.receive(0, 2, store_of(0))
     for sequence in (1, 2, 3):
-        feed.receive_replay(0, sequence, store_of(0), now=0.0)
-    feed.receive(0, 3, store_of(0), now=0.0)
-    feed.replay_ended(0, now=0.0)
-    feed.receive(0, 3, store_of(0), now=0.0)
+        feed.receive_replay(0, sequence, store_of(0))
+    feed.receive(0, 3, store_of(0))
+    feed.replay_ended(0)
+    feed.receive(0, 3, store_of(0))
     for sequence in range(4, 8):
         assert believed(feed) == {0}
-        feed.receive(0, sequence, batch(removed(0)), now=0.0)
+        feed.receive(0, sequence, batch(removed(0)))
     assert believed(feed) == set(), "four copies were stored, four removed"
 
 
 def test_a_clear_during_recovery_wins() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.receive(0, 2, batch(cleared(), stored([5], [5] * 4)), now=0.0)
-    feed.receive_replay(0, 1, store_of(1), now=0.0)
-    feed.replay_ended(0, now=0.0)
+    feed.receive(0, 0, store_of(0))
+    feed.receive(0, 2, batch(cleared(), stored([5], [5] * 4)))
+    feed.receive_replay(0, 1, store_of(1))
+    feed.replay_ended(0)
     assert believed(feed) == {5}
 
 
 def test_a_publisher_replaced_during_recovery() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    assert feed.receive(0, 5, store_of(5), now=0.0) == [RequestReplay(0, 1)]
-    feed.disconnected(0, now=0.0)
-    assert feed.connected(0, now=0.0) == [RequestReplay(0, 0)]
-    assert feed.receive_replay(0, 0, store_of(7), now=0.0) == [RequestReplay(0, 0)], "not the message we had"
-    feed.receive_replay(0, 0, store_of(7), now=0.0)
-    feed.replay_ended(0, now=0.0)
+    feed.receive(0, 0, store_of(0))
+    assert feed.receive(0, 5, store_of(5)) == [RequestReplay(0, 1)]
+    feed.disconnected(0)
+    assert feed.connected(0) == [RequestReplay(0, 0)]
+    assert feed.receive_replay(0, 0, store_of(7)) == [RequestReplay(0, 0)], "not the message we had"
+    feed.receive_replay(0, 0, store_of(7))
+    feed.replay_ended(0)
     assert believed(feed) == {7}
-    assert feed.receive_replay(0, 1, store_of(1), now=0.0) == [], "an answer to the old question"
-    assert feed.receive(0, 1, store_of(8), now=0.0) == [], "the new numbers hold"
+    assert feed.receive_replay(0, 1, store_of(1)) == [], "an answer to the old question"
+    assert feed.receive(0, 1, store_of(8)) == [], "the new numbers hold"
     assert believed(feed) == {7, 8}
     assert feed.stats(0).num_restarts == 1
 
 
 def test_a_replay_from_before_the_oldest_kept_message() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.receive(0, 9, store_of(9), now=0.0)
-    feed.receive_replay(0, 8, store_of(8), now=0.0)
+    feed.receive(0, 0, store_of(0))
+    feed.receive(0, 9, store_of(9))
+    feed.receive_replay(0, 8, store_of(8))
     assert believed(feed) == set()
-    feed.replay_ended(0, now=0.0)
+    feed.replay_ended(0)
     assert believed(feed) == {8, 9}, "what is older was dropped"
     assert feed.trust(0).reason == "the engine no longer has what came before message 8"
 
@@ -123,34 +123,34 @@ def test_a_replay_from_before_the_oldest_kept_message() -> None:
 def test_a_replay_from_beyond_the_newest_message() -> None:
     """The end alone: the engine has no message of the number that we saw last, so it is another one."""
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.connected(0, now=0.0)
-    assert feed.replay_ended(0, now=0.0) == [RequestReplay(0, 0)]
-    assert feed.replay_ended(0, now=0.0) == []
+    feed.receive(0, 0, store_of(0))
+    feed.connected(0)
+    assert feed.replay_ended(0) == [RequestReplay(0, 0)]
+    assert feed.replay_ended(0) == []
     assert believed(feed) == set()
     assert feed.trust(0).level is TrustLevel.EXACT
 
 
 def test_when_every_attempt_fails_it_shows_and_live_events_count() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.receive(0, 2, store_of(2), now=0.0)
+    feed.receive(0, 0, store_of(0))
+    feed.receive(0, 2, store_of(2))
     for _ in range(REPLAY_ATTEMPTS):
         assert feed.trust(0).level is TrustLevel.RECOVERING
-        feed.replay_failed(0, "silence", now=0.0)
+        feed.replay_failed(0, "silence")
     assert feed.trust(0).level is TrustLevel.EXACT
     assert feed.trust(0).reason == "the history before message 2 is unknown"
     assert believed(feed) == {2}
-    assert feed.receive(0, 4, store_of(4), now=0.0) == [RequestReplay(0, 3)], "the next gap tries again"
+    assert feed.receive(0, 4, store_of(4)) == [RequestReplay(0, 3)], "the next gap tries again"
 
 
 def test_many_workers_recover_each_by_itself() -> None:
     feed = feed_of(*range(20))
     for slot in range(20):
-        assert feed.connected(slot, now=0.0) == [RequestReplay(slot, 0)]
+        assert feed.connected(slot) == [RequestReplay(slot, 0)]
     for slot in range(1, 20):
-        feed.receive_replay(slot, 0, store_of(slot % 10), now=0.0)
-        feed.replay_ended(slot, now=0.0)
+        feed.receive_replay(slot, 0, store_of(slot % 10))
+        feed.replay_ended(slot)
     assert all(believed(feed, slot) == {slot % 10} for slot in range(1, 20))
     assert feed.trust(0).level is TrustLevel.RECOVERING, "one that does not answer holds up nobody"
 
@@ -158,62 +158,51 @@ def test_many_workers_recover_each_by_itself() -> None:
 def test_a_batch_that_names_another_rank_is_refused_whole() -> None:
     feed = feed_of(dp_rank=1)
     foreign = batch(stored([1], [1] * 4), cleared(), rank=0)
-    assert feed.receive(0, 0, foreign, now=0.0) == []
+    assert feed.receive(0, 0, foreign) == []
     assert believed(feed) == set()
     assert feed.stats(0).ignored == {"other_rank": 1}
-    feed.receive(0, 0, batch(stored([2], [2] * 4), rank=1), now=0.0)
+    feed.receive(0, 0, batch(stored([2], [2] * 4), rank=1))
     assert believed(feed) == {2}
 
 
 def test_without_a_replay_socket_a_gap_forgets_and_goes_on() -> None:
     feed = feed_of(can_replay=False)
-    feed.receive(0, 0, store_of(0), now=0.0)
-    assert feed.receive(0, 2, store_of(2), now=0.0) == []
+    feed.receive(0, 0, store_of(0))
+    assert feed.receive(0, 2, store_of(2)) == []
     assert believed(feed) == {2}
 
 
 def test_a_lost_connection_counts_as_doubt() -> None:
     feed = feed_of(can_replay=False)
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.disconnected(0, now=0.0)
+    feed.receive(0, 0, store_of(0))
+    feed.disconnected(0)
     assert believed(feed) == set()
     assert feed.trust(0).level is TrustLevel.RECOVERING
 
 
 def test_a_payload_that_cannot_be_read_may_have_removed_anything() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    assert feed.receive(0, 1, b"garbage", now=0.0) == []
+    feed.receive(0, 0, store_of(0))
+    assert feed.receive(0, 1, b"garbage") == []
     assert believed(feed) == set()
-    feed.receive(0, 2, store_of(2), now=0.0)
+    feed.receive(0, 2, store_of(2))
     assert believed(feed) == {2}
     assert feed.stats(0).ignored == {"malformed_payload": 1}
 
 
 def test_garbage_with_a_wild_number_changes_nothing() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
+    feed.receive(0, 0, store_of(0))
     for sequence in (2**64 - 1, 77, 0):
-        assert feed.receive(0, sequence, b"garbage", now=0.0) == []
+        assert feed.receive(0, sequence, b"garbage") == []
     assert believed(feed) == {0}
     assert feed.stats(0).ignored == {"malformed_payload": 3}
 
 
 def test_garbage_during_a_replay_is_asked_for_and_then_given_up() -> None:
     feed = feed_of()
-    feed.receive(0, 0, store_of(0), now=0.0)
-    feed.receive(0, 2, store_of(2), now=0.0)
-    feed.receive_replay(0, 1, b"garbage", now=0.0)
-    assert feed.replay_ended(0, now=0.0) == []
+    feed.receive(0, 0, store_of(0))
+    feed.receive(0, 2, store_of(2))
+    feed.receive_replay(0, 1, b"garbage")
+    assert feed.replay_ended(0) == []
     assert believed(feed) == {2}
-
-
-def test_since_when_a_worker_is_exact() -> None:
-    feed = feed_of()
-    assert feed.stats(0).exact_changed_at is None
-    feed.receive(0, 0, store_of(0), now=1.0)
-    feed.receive(0, 1, store_of(1), now=2.0)
-    assert feed.stats(0).exact_changed_at == 1.0
-    feed.receive(0, 3, store_of(3), now=3.0)
-    feed.receive(0, 4, store_of(4), now=4.0)
-    assert feed.stats(0).exact_changed_at == 3.0

@@ -243,13 +243,6 @@ def test_a_failed_replay_goes_on_where_it_broke_off() -> None:
     assert apply_of(sequencer.replayed(message(1))) == [1]
 
 
-def test_reset_goes_on_from_the_next_message() -> None:
-    sequencer = followed(0, 1)
-    assert kinds(sequencer.restart("an operator said so")) == [Forget]
-    assert sequencer.missing_history == "an operator said so"
-    assert kinds(sequencer.live(message(2))) == [Forget, Apply]
-
-
 @pytest.mark.parametrize(("bound", "value"), [("BUFFERED_MESSAGES", 2), ("BUFFERED_BYTES", 5)])
 def test_what_does_not_fit_the_buffer_is_asked_for_again(
     bound: str, value: int, monkeypatch: pytest.MonkeyPatch

@@ -187,7 +187,7 @@ def test_event_counters_are_those_of_publishers(metrics):
     core = core_with(worker("a", publishes_events=True), worker("b"))
     metrics.watch(core)
     slot = core.slot_of("a")
-    core.feed.connected(slot, now=1.0)
+    core.feed.connected(slot)
     core.feed.malformed(slot, "two_frames")
     assert value(metrics, "kvgate_kv_events_total", worker="a") == 0
     assert value(metrics, "kvgate_kv_events_total", worker="b") is None

@@ -46,7 +46,7 @@ def test_events_count_only_while_they_are_sound():
     Engine(core, "a").store(FOUR)
     assert core.worker("a").trust.level is TrustLevel.EXACT
     assert depths(core, prompt_of(FOUR)) == {"a": 4}
-    core.feed.disconnected(core.slot_of("a"), now=0.0)
+    core.feed.disconnected(core.slot_of("a"))
     assert depths(core, prompt_of(FOUR)) == {"a": 0}
 
 
@@ -64,7 +64,7 @@ def test_the_larger_of_events_and_bridge_counts():
 def test_in_doubt_only_the_bridge_counts():
     core = make_core([publishing("a")])
     Engine(core, "a").store(FOUR)
-    core.feed.disconnected(core.slot_of("a"), now=0.0)
+    core.feed.disconnected(core.slot_of("a"))
     serve(core, TWO)
     assert depths(core, prompt_of(FOUR), now=1.0) == {"a": 2}
     assert depths(core, prompt_of(FOUR), now=6.0) == {"a": 0}
@@ -189,12 +189,12 @@ class Believer:
         for slot, worker in enumerate(workers):
             self.beliefs.add(slot, worker)
             if self.beliefs.has_events(slot):
-                self.beliefs.feed.connected(slot, now=0.0)
+                self.beliefs.feed.connected(slot)
                 self.publish(slot, AllBlocksCleared())
 
     def publish(self, slot, *events):
         payload = encode_batch(events, timestamp=0.0, dp_rank=0, layout=Layout.MAPS)
-        self.beliefs.feed.receive(slot, self._sequences[slot], payload, now=0.0)
+        self.beliefs.feed.receive(slot, self._sequences[slot], payload)
         self._sequences[slot] += 1
 
     def begin_anew(self, slot):
@@ -303,7 +303,7 @@ def test_what_is_forgotten_after_a_restart_is_ours_alone():
 def test_a_worker_with_events_answers_from_its_bridge_alone_while_in_doubt():
     believer = Believer(publishing("a"))
     believer.store(0, 4)
-    believer.beliefs.feed.disconnected(0, now=0.0)
+    believer.beliefs.feed.disconnected(0)
     assert believer.match() == Overlap()
     believer.believe(0, TWO)
     assert believer.match(now=1.0) == Overlap(device={0: 2})

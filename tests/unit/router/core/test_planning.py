@@ -274,7 +274,7 @@ def test_an_estimate_below_what_is_cached_leaves_nothing_to_compute():
 def test_the_expectation_remembers_the_losses_told_of_so_far():
     room = Room(publishing("a"))
     cleared = encode_batch([AllBlocksCleared()], timestamp=0.0, dp_rank=0, layout=Layout.MAPS)
-    room.beliefs.feed.receive(0, 0, cleared, now=0.0)
+    room.beliefs.feed.receive(0, 0, cleared)
     assert room.plan(prompt_of(FOUR)).expectation.num_losses == 1
 
 
