@@ -14,7 +14,9 @@ from router.config import Settings
 from router.core.outcome import Outcome
 from router.errors import BadRequest
 from router.metrics import Metrics
-from tests.support.core import core_with, prompt, request, worker
+from tests.support.fleets import make_core, prompt_of, request, silent
+
+PROMPT = prompt_of(range(64))
 
 
 class FakeFleet:
@@ -33,7 +35,7 @@ class FakeFleet:
         if "slow" in url:
             self.pending[worker_id] = url
         else:
-            self._reconcile([*self._workers(), worker(worker_id, url=url)])
+            self._reconcile([*self._workers(), silent(worker_id, url=url)])
         return worker_id
 
     async def remove_worker(self, worker_id):
@@ -59,7 +61,7 @@ def row(worker_id, url, state="healthy"):
 
 @pytest.fixture
 def core():
-    return core_with(worker("a"), worker("b"))
+    return make_core([silent("a"), silent("b")])
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ async def open_client(core, fleet):
         async def explain_body(body, path):
             if body == b"nonsense":
                 raise BadRequest("The body is not JSON")
-            return core.preview(request(path), prompt(), now=1.0)
+            return core.preview(request(path), PROMPT, now=1.0)
 
         metrics = Metrics()
         metrics.watch(core)
@@ -169,7 +171,7 @@ async def test_a_worker_is_added_and_removed_by_url_as_older_routers_have_it(cli
 
 
 async def test_a_worker_is_removed_with_its_bookings(client, core):
-    decision = core.route(request("r"), prompt(), now=1.0)
+    decision = core.route(request("r"), PROMPT, now=1.0)
     removed = await ok(await client.delete(f"/workers/{decision.worker.id}"))
     assert removed == {"removed": decision.worker.id}
     core.check()
@@ -206,8 +208,8 @@ async def test_workers_that_are_not_known(client):
 
 
 async def test_a_decision_is_explained_by_its_request(client, core):
-    core.route(request("first"), prompt(), now=1.0)
-    core.route(request("second"), prompt(), now=2.0)
+    core.route(request("first"), PROMPT, now=1.0)
+    core.route(request("second"), PROMPT, now=2.0)
     (explained,) = (await ok(await client.get("/explain", params={"request_id": "second"})))["decisions"]
     assert explained["request_id"] == "second"
     assert explained["policy"] == "kv"
@@ -226,23 +228,23 @@ async def test_a_decision_is_explained_by_its_request(client, core):
 
 async def test_decisions_are_found_by_the_name_that_the_client_gave(client, core):
     for number, name in enumerate(["mine", "other", "mine"]):
-        core.route(replace(request(f"r{number}"), client_request_id=name), prompt(), now=1.0)
+        core.route(replace(request(f"r{number}"), client_request_id=name), PROMPT, now=1.0)
     found = (await ok(await client.get("/explain", params={"request_id": "mine"})))["decisions"]
     assert [each["request_id"] for each in found] == ["r2", "r0"]
     assert {each["client_request_id"] for each in found} == {"mine"}
 
 
 async def test_every_attempt_of_a_request_is_found(client, core):
-    core.route(request("r"), prompt(), now=1.0)
+    core.route(request("r"), PROMPT, now=1.0)
     core.finish("r", Outcome.WORKER_FAILED, now=1.1)
-    core.route(request("r"), prompt(), now=1.2, exclude={"a"}, attempt=1)
+    core.route(request("r"), PROMPT, now=1.2, exclude={"a"}, attempt=1)
     found = (await ok(await client.get("/explain", params={"request_id": "r"})))["decisions"]
     assert [each["attempt"] for each in found] == [1, 0]
 
 
 async def test_the_last_decisions_come_newest_first(client, core):
     for number in range(30):
-        core.route(request(f"r{number}"), prompt(), now=1.0)
+        core.route(request(f"r{number}"), PROMPT, now=1.0)
     shown = (await ok(await client.get("/explain")))["decisions"]
     assert [each["request_id"] for each in shown] == [f"r{number}" for number in range(29, 9, -1)]
     shown = (await ok(await client.get("/explain", params={"limit": 2})))["decisions"]
@@ -250,8 +252,8 @@ async def test_the_last_decisions_come_newest_first(client, core):
 
 
 def test_a_decision_without_costs_is_explained_without():
-    core = core_with(worker("a"), policy="random")
-    core.route(request("r"), None, now=1.0, attempt=1)
+    core = make_core([silent("a")], "random")
+    core.route(replace(request("r"), num_prompt_tokens=64), None, now=1.0, attempt=1)
     explained = explain(core.decision("r"), now=3.5)
     assert explained["seconds_ago"] == 2.5
     assert explained["candidates"][0]["cost"] is None

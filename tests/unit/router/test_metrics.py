@@ -11,7 +11,8 @@ from router.metrics import METRICS, Metrics
 from router.metrics.export import SLICE_SAMPLES, text_slices
 from router.metrics.series import MAX_SERIES, Counter, Histogram
 from router.metrics.table import COUNTED, COUNTER, HISTOGRAM, ITL, READ, RETRIES
-from tests.support.core import MODEL, core_with, prompt, request, worker
+from tests.support.columns import MODEL
+from tests.support.fleets import make_core, prompt_of, publishing, request, silent
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def metrics():
 
 @pytest.fixture
 def core():
-    return core_with(worker("a"), worker("b"))
+    return make_core([silent("a"), silent("b")])
 
 
 def value(metrics, name, **labels):
@@ -140,7 +141,7 @@ def test_any_way_out_leaves_nothing_in_flight(metrics, core):
     metrics.watch(core)
     outcomes = list(Outcome)
     for number in range(20):
-        core.route(request(f"r{number}"), prompt(start=number), now=1.0)
+        core.route(request(f"r{number}"), prompt_of(range(number, number + 64)), now=1.0)
     assert in_flight(metrics, "a") + in_flight(metrics, "b") == 20
     for number in range(20):
         core.finish(f"r{number}", outcomes[number % len(outcomes)], now=2.0)
@@ -150,9 +151,9 @@ def test_any_way_out_leaves_nothing_in_flight(metrics, core):
 
 
 def test_what_is_booked_on_a_worker_shows(metrics):
-    core = core_with(worker("a"))
+    core = make_core([silent("a")])
     metrics.watch(core)
-    core.route(request("r"), prompt(64), now=1.0)
+    core.route(request("r"), prompt_of(range(64)), now=1.0)
     assert in_flight(metrics, "a") == 1
     assert value(metrics, "kvgate_active_prefill_tokens", worker="a") == 64
     assert value(metrics, "kvgate_active_decode_blocks", worker="a") == 4
@@ -184,7 +185,7 @@ def test_exactly_one_trust_level_of_a_worker_is_1(metrics, core):
 
 
 def test_event_counters_are_those_of_publishers(metrics):
-    core = core_with(worker("a", publishes_events=True), worker("b"))
+    core = make_core([publishing("a"), silent("b")])
     metrics.watch(core)
     slot = core.slot_of("a")
     core.feed.connected(slot)
@@ -202,7 +203,7 @@ def test_series_of_removed_workers_vanish(metrics, core):
     metrics.watch(core)
     record_everything(metrics, "a")
     record_everything(metrics, "b")
-    core.reconcile([worker("b")], now=1.0)
+    core.reconcile([silent("b")], now=1.0)
     labels = {sample.labels.get("worker") for family in metrics.collect() for sample in family.samples}
     assert labels == {None, "b"}
 
@@ -224,7 +225,7 @@ def test_only_served_models_become_labels(metrics, core):
 def test_a_model_that_comes_later_gets_its_label(metrics, core):
     metrics.watch(core)
     metrics.request_started("c", "new")
-    core.reconcile([worker("c", models=())], now=1.0)
+    core.reconcile([silent("c", models=())], now=1.0)
     metrics.request_started("c", "new")
     assert value(metrics, "kvgate_dispatches_total", worker="c", model="other") == 2
 
