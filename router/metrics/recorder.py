@@ -29,36 +29,21 @@ class Metrics(Collector):
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self._requests = Counter(table.REQUESTS)
-        self._dispatches = Counter(table.DISPATCHES)
-        self._retries = Counter(table.RETRIES)
-        self._errors = Counter(table.ERRORS)
-        self._client_gone = Counter(table.CLIENT_GONE)
-        self._stream_errors = Counter(table.STREAM_ERRORS)
-        self._token_fallbacks = Counter(table.TOKEN_FALLBACKS)
-        self._expected_cached = Counter(table.EXPECTED_CACHED)
-        self._reported_cached = Counter(table.REPORTED_CACHED)
-        self._overlap_lost = Counter(table.OVERLAP_LOST)
-        self._ttft = Histogram(table.TTFT)
-        self._itl = Histogram(table.ITL)
-        self._duration = Histogram(table.DURATION)
-        self._decision = Histogram(table.DECISION)
-        self._counted: tuple[Counter | Histogram, ...] = (
-            self._requests,
-            self._dispatches,
-            self._retries,
-            self._errors,
-            self._client_gone,
-            self._stream_errors,
-            self._token_fallbacks,
-            self._expected_cached,
-            self._reported_cached,
-            self._overlap_lost,
-            self._ttft,
-            self._itl,
-            self._duration,
-            self._decision,
-        )
+        self._counted: list[Counter | Histogram] = []
+        self._requests = self._counter(table.REQUESTS)
+        self._dispatches = self._counter(table.DISPATCHES)
+        self._retries = self._counter(table.RETRIES)
+        self._errors = self._counter(table.ERRORS)
+        self._client_gone = self._counter(table.CLIENT_GONE)
+        self._stream_errors = self._counter(table.STREAM_ERRORS)
+        self._token_fallbacks = self._counter(table.TOKEN_FALLBACKS)
+        self._expected_cached = self._counter(table.EXPECTED_CACHED)
+        self._reported_cached = self._counter(table.REPORTED_CACHED)
+        self._overlap_lost = self._counter(table.OVERLAP_LOST)
+        self._ttft = self._histogram(table.TTFT)
+        self._itl = self._histogram(table.ITL)
+        self._duration = self._histogram(table.DURATION)
+        self._decision = self._histogram(table.DECISION)
         self._core: RoutingCore | None = None
         self._member_ids: Callable[[], Iterable[WorkerId]] = tuple
         self._model_labels: set[str] = set()
@@ -162,3 +147,11 @@ class Metrics(Collector):
             return OTHER
         self._model_labels.add(model)
         return model
+
+    def _counter(self, metric: table.Metric) -> Counter:
+        self._counted.append(counter := Counter(metric))
+        return counter
+
+    def _histogram(self, metric: table.Metric) -> Histogram:
+        self._counted.append(histogram := Histogram(metric))
+        return histogram
