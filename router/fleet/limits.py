@@ -7,9 +7,3 @@ a second is nothing to a machine that is up."""
 REPROBE_SECONDS = 5.0
 """Between looks at the whole fleet for a model that nobody serves: clients choose the names, and must not
 choose our rate."""
-
-METRICS_BYTES = 4 << 20
-"""A worker's metrics text; a real vLLM with one model sends 60 KB."""
-
-HEALTH_BYTES = 64 << 10
-"""An answer of /health, which is empty or a few words."""

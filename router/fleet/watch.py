@@ -15,8 +15,8 @@ from router.discovery import WorkerSpec
 from router.engines import EngineGauges, ProbeFailed, WorkerFacts, parse_engine_gauges, probe
 from router.engines.describe import describe_worker, predicted_because
 from router.engines.http import CallFailed, WorkerHttp
+from router.engines.limits import METRICS_BYTES, SMALL_BYTES
 from router.engines.metrics_text import find_samples
-from router.fleet.limits import HEALTH_BYTES, METRICS_BYTES
 
 
 class Sighting(StrEnum):
@@ -102,7 +102,7 @@ class WorkerWatch:
     async def _check(self, now: float) -> Sighting:
         if now >= self._health_due_at:
             self._health_due_at = now + self._health_seconds
-            await self._ask("/health", HEALTH_BYTES)
+            await self._ask("/health", SMALL_BYTES)
         if self.has_metrics:
             self.metrics_text = await self._ask("/metrics", METRICS_BYTES)
             self.gauges = parse_engine_gauges(self.metrics_text)

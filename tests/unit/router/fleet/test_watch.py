@@ -51,6 +51,15 @@ async def test_the_first_look_identifies_and_the_next_ones_read_gauges(session) 
         assert {headers["authorization"] for _, _, headers, _ in worker.requests} == {"Bearer k"}
 
 
+async def test_metrics_that_the_probe_could_read_are_read_at_every_look(session) -> None:
+    answers = vllm_answers()
+    answers["GET /metrics"] = (200, METRICS % 1 + b"# filler\n" * (5 << 17))
+    async with FakeWorker(answers) as worker:
+        watch = watch_of(worker, session)
+        assert [await watch.look(now) for now in (0.0, 1.0)] == [Sighting.IDENTIFIED, Sighting.ALIVE]
+        assert watch.gauges.running == 3
+
+
 async def test_health_is_asked_at_its_own_pace(session) -> None:
     async with FakeWorker(vllm_answers()) as worker:
         watch = watch_of(worker, session)
