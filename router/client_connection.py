@@ -40,8 +40,8 @@ class ClientConnection(asyncio.Protocol):
 
     __slots__ = (
         "_active", "_close_at", "_input_over", "_is_lingering", "_is_receiving", "_queue", "_queued_bytes",
-        "_reader", "_server", "_task", "answer_begun", "close_after", "cut_reason", "is_paused", "relay",
-        "transport",
+        "_reader", "_server", "_task", "answer_begun", "close_after", "cut_reason", "is_paused", "is_surplus",
+        "relay", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -57,6 +57,8 @@ class ClientConnection(asyncio.Protocol):
         self._input_over = False
         self._is_lingering = False
         self._close_at = _NEVER
+        self.is_surplus = False
+        """It is beyond the limit of connections."""
         self.cut_reason = ""
         """Why we cut it ourselves; empty when the client left."""
         self.relay: Relay | None = None
@@ -120,7 +122,7 @@ class ClientConnection(asyncio.Protocol):
         head, limits = request.head, self._server.limits
         assert head is not None
         try:
-            self._server.handler.admit(request)
+            self._server.handler.admit(request, is_surplus=self.is_surplus)
         except RouterError as error:
             if head.is_chunked or (head.content_length or 0) > limits.pipelined_bytes:
                 raise
@@ -254,7 +256,8 @@ class ClientConnection(asyncio.Protocol):
         """Whether the answer's head has to say `Connection: close`."""
         request = self._active
         keeps = request is not None and request.head is not None and request.head.keep_alive
-        return not keeps or self._server.is_draining or (self._input_over and not self._queue)
+        is_last = self.is_surplus or self._server.is_draining
+        return not keeps or is_last or (self._input_over and not self._queue)
 
     # Closing and deadlines
 
@@ -268,11 +271,6 @@ class ClientConnection(asyncio.Protocol):
         self._input_over = True
         self._close_at = self._server.clock() + self._server.limits.client_write_seconds
         self.transport.close()
-
-    def refuse_input(self) -> None:
-        """Whatever comes is not read; an answer was written already."""
-        self._input_over = True
-        self._close()
 
     def close_if_idle(self) -> None:
         """Draining: nobody waits for an answer here."""

@@ -36,8 +36,8 @@ RESPONSE_ID_SEARCH_BYTES = 4096
 DESCRIPTORS_SPARE = 500
 """Descriptors kept for listening, probes, events, admin and connections about to be refused."""
 
-REFUSED_CONNECTIONS_MAX = 100
-"""Connections beyond the limit that may stay until their client has read why: a fifth of those spared."""
+SURPLUS_CONNECTIONS_MAX = 100
+"""Connections beyond the limit that may stay until their one request is answered: a fifth of those spared."""
 
 LISTEN_BACKLOG = 4096
 """Connections that the kernel accepts before we do: a burst of clients after a deployment."""

@@ -27,6 +27,7 @@ from router.core.routing import RoutingCore
 from router.errors import (
     MethodNotAllowed,
     NoWorkers,
+    Overloaded,
     RouterError,
     UnknownModel,
     UnknownPath,
@@ -106,11 +107,16 @@ class Proxy:
 
     # The server's Handler
 
-    def admit(self, request: Request) -> None:
-        """Judge a request by its head, before its body is collected. Raises RouterError."""
+    def admit(self, request: Request, *, is_surplus: bool) -> None:
+        """Judge a request by its head, before its body is collected. Raises RouterError.
+
+        A gateway that has too many connections still says that it lives: else it would be restarted for that.
+        """
         head = request.head
         assert head is not None
         endpoint = lookup(head.path)
+        if is_surplus and (endpoint is None or endpoint.kind is not EndpointKind.LIVE):
+            raise Overloaded("Too many connections")
         if endpoint is None or endpoint.kind not in _OPEN_KINDS:
             self._client_keys.check(head)
         if endpoint is None:

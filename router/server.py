@@ -15,8 +15,8 @@ from router.errors import Overloaded, RouterError
 from router.limits import (
     DESCRIPTORS_SPARE,
     LISTEN_BACKLOG,
-    REFUSED_CONNECTIONS_MAX,
     SHUT_DOWN_SECONDS,
+    SURPLUS_CONNECTIONS_MAX,
     RelayLimits,
 )
 from router.request import Request
@@ -26,8 +26,9 @@ from router.wire import http1
 class Handler(Protocol):
     """Who answers requests."""
 
-    def admit(self, request: Request) -> None:
-        """Called with the head alone, before its body is collected; raises RouterError to refuse it."""
+    def admit(self, request: Request, *, is_surplus: bool) -> None:
+        """Called with the head alone, before its body is collected; raises RouterError to refuse it.
+        `is_surplus`: it came over a connection beyond the limit."""
 
     async def handle(self, request: Request, client: ClientConnection) -> None:
         """Answer on `client`, wholly. Cancelled when the client leaves."""
@@ -128,17 +129,18 @@ class Server:
     # What connections report
 
     def opened(self, connection: ClientConnection) -> None:
+        """Beyond the limit a connection has one request read, to be refused or to be told that the gateway
+        lives; far beyond it, none."""
         self._connections.add(connection)
-        if len(self._connections) > self._max_connections:
+        num_surplus = len(self._connections) - self._max_connections
+        connection.is_surplus = num_surplus > 0
+        if num_surplus > SURPLUS_CONNECTIONS_MAX:
             error = Overloaded("Too many connections")
             self.handler.failed(error)
             connection.transport.write(
                 http1.answer(error.status, error.body(), headers=error.headers, close=True)
             )
-            if len(self._connections) > self._max_connections + REFUSED_CONNECTIONS_MAX:
-                connection.transport.close()
-            else:
-                connection.refuse_input()
+            connection.transport.close()
 
     def closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import orjson
 import pytest
 
 from router.config import Settings
+from router.limits import SURPLUS_CONNECTIONS_MAX
 from tests.support.raw_worker import RawWorker, WorkerSide, answering, json_answer
 from tests.support.relay import CLOCK, gateway, get, post
 from tests.support.waiting import eventually
@@ -150,12 +152,35 @@ async def test_connections_beyond_the_limit_are_told() -> None:
     async with gateway(max_connections=1) as running, running.client() as client:
         await client.send(get("/health"))
         assert (await client.answer()).status == 200
-        async with running.client() as second:
-            answer = await second.answer()
-            assert answer.status == 503
-            assert answer.value("retry-after")
+        for request in (get("/v1/models"), post(b"x" * 100), post(b"x" * 100_000), get("/nothing")):
+            async with running.client() as second:
+                await second.send(request)
+                answer = await second.answer()
+                assert answer.status == 503
+                assert answer.value("retry-after")
+                assert await second.closed() == b""
         await client.send(get("/health"))
         assert (await client.answer()).status == 200
+
+
+async def test_a_gateway_that_is_full_still_says_that_it_lives() -> None:
+    async with gateway(max_connections=1) as running, running.client():
+        await eventually(lambda: running.server.num_connections == 1)
+        async with running.client() as probe:
+            await probe.send(get("/livez") * 2)
+            assert (await probe.answer()).status == 200
+            assert await probe.closed() == b""
+
+
+async def test_far_beyond_the_limit_nothing_is_read() -> None:
+    async with gateway(max_connections=1) as running, AsyncExitStack() as stack:
+        for _ in range(1 + SURPLUS_CONNECTIONS_MAX):
+            await stack.enter_async_context(running.client())
+        await eventually(lambda: running.server.num_connections == 1 + SURPLUS_CONNECTIONS_MAX)
+        async with running.client() as last:
+            answer = await last.answer()
+            assert answer.status == 503
+            assert await last.closed() == b""
 
 
 # Slowness
