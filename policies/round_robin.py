@@ -10,10 +10,8 @@ import random
 from collections.abc import Mapping
 
 from policies.base import BasePolicy
+from policies.limits import TURNS_REMEMBERED
 from policies.types import Candidates, Choice, RoutingRequest, Worker, WorkerId
-
-MAX_REMEMBERED_WORKERS = 4096
-"""Far above any fleet behind one gateway. A worker that is forgotten only gets its next turn early."""
 
 
 class RoundRobin(BasePolicy):
@@ -36,5 +34,5 @@ class RoundRobin(BasePolicy):
         self._turns += 1
         self._last_turn.pop(worker.id, None)
         self._last_turn[worker.id] = self._turns
-        if len(self._last_turn) > MAX_REMEMBERED_WORKERS:
+        if len(self._last_turn) > TURNS_REMEMBERED:
             del self._last_turn[next(iter(self._last_turn))]

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from router.engines.limits import LINES_PER_TURN
+
 Labels = Mapping[str, str]
 
 _LABEL = re.compile(rb'([a-zA-Z_]\w*)="((?:[^"\\]|\\.)*)"')
@@ -62,10 +64,6 @@ _COMMENT_LINE = re.compile(
     r"# (HELP(?= )|TYPE(?= \S+ (?:counter|gauge|histogram|summary|untyped)$)) ([a-zA-Z_:][\w:]*)(?: .*)?"
 )
 _OWN_WORKER_LABEL = re.compile(r'(^|,)worker="')
-
-
-LINES_PER_TURN = 500
-"""Lines merged before other tasks get a turn: about 1 ms. The texts of a fleet have tens of thousands."""
 
 
 async def merge_metrics(texts: Mapping[str, str]) -> str:

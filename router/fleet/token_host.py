@@ -9,11 +9,9 @@ from indexer.blocks import HashSpace
 from router.core.health import Health
 from router.core.routing import RoutingCore
 from router.fleet.fleet import Fleet
+from router.fleet.limits import MODELS_KEPT
 from router.metrics import Metrics
 from router.tokens import TokenizeTarget
-
-MODELS_KEPT = 1000
-"""Models whose answers are kept; the names come from the fleet, or from clients where a worker takes any."""
 
 
 class FleetTokenHost:

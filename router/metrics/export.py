@@ -11,12 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.utils import floatToGoString
 
+from router.metrics.limits import SLICE_SAMPLES
 from router.metrics.series import Cells, Labels, Reading
 from router.metrics.table import COUNTER, HISTOGRAM, Metric
-
-SLICE_SAMPLES = 300
-"""Samples rendered at once: about 2 ms. A fleet of 500 workers has some 35,000, which in one go would hold up
-every stream for 0.2 s."""
 
 
 def family_of(reading: Reading) -> Family:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
+from router.metrics.limits import SERIES_MAX
 from router.metrics.table import Metric
 
 Labels = tuple[str, ...]
@@ -18,10 +19,6 @@ Cells = list[float]
 
 Reading = tuple[Metric, Sequence[tuple[Labels, float]] | Sequence[tuple[Labels, Cells]]]
 """A metric with the values of all its label sets, as they were at one moment."""
-
-MAX_SERIES = 20_000
-"""Label sets of one metric. Past it, new ones are counted under "other": a label that varies too much must
-not eat the memory of the gateway. 500 workers x 10 models x 4 statuses fit."""
 
 
 class Counter:
@@ -72,4 +69,4 @@ class Histogram:
 
 
 def _bounded(labels: Labels, num_series: int) -> Labels:
-    return labels if num_series < MAX_SERIES else ("other",) * len(labels)
+    return labels if num_series < SERIES_MAX else ("other",) * len(labels)

@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import re
 
-SCAN_BYTES = 64 * 1024
-"""How much is searched at each end of a body: clients write fields before or after the file."""
-
-MODEL_BYTES_MAX = 1024
-"""Longest name that is read; names of models are far shorter."""
+from router.wire.limits import FORM_SCAN_BYTES, MODEL_BYTES_MAX
 
 _MODEL_PART = re.compile(
     rb"""[\r\n]content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:;[^\r\n]*)?\r?\n"""
@@ -23,7 +19,7 @@ _MODEL_PART = re.compile(
 
 def model_of_form(body: bytes) -> str | None:
     """The value of the form's field `model`, or None where there is none within the scanned parts."""
-    found = _MODEL_PART.search(body, 0, SCAN_BYTES)
-    if found is None and len(body) > SCAN_BYTES:
-        found = _MODEL_PART.search(body, max(SCAN_BYTES, len(body) - SCAN_BYTES) - 1)
+    found = _MODEL_PART.search(body, 0, FORM_SCAN_BYTES)
+    if found is None and len(body) > FORM_SCAN_BYTES:
+        found = _MODEL_PART.search(body, max(FORM_SCAN_BYTES, len(body) - FORM_SCAN_BYTES) - 1)
     return found.group(1).decode("utf-8", "replace") if found else None

@@ -17,6 +17,7 @@ import msgspec
 
 from router.errors import BadRequest
 from router.wire.endpoints import Endpoint, Protocol
+from router.wire.limits import LENIENT_BYTES, MODEL_SEARCH_BYTES
 
 Slices = Mapping[str, msgspec.Raw]
 """JSON values as they stand in the body, by the name of their field; absent and null ones are left out."""
@@ -219,10 +220,6 @@ def _decode_or_none(raw: msgspec.Raw, shape: type[_S]) -> _S | None:
 # JSON that only lenient readers take
 
 
-LENIENT_BYTES = 256 * 1024
-"""Longest body that is read leniently: up to 25 ms with that reader, during which all streams wait."""
-
-
 def _parse_leniently(body: bytes, endpoint: Endpoint) -> ParsedBody:
     if len(body) > LENIENT_BYTES:
         return _parse_head(body)
@@ -256,9 +253,6 @@ def _bounded_int(digits: str) -> int:
     return int(digits) if len(digits) < 20 else 0
 
 
-_HEAD_BYTES = 4096
-"""How far into a body that is not read its model is looked for: clients write it near the start."""
-
 _JSON_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]')
 _MODEL_VALUE = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 
@@ -266,7 +260,7 @@ _MODEL_VALUE = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*")', re.DOTALL)
 def _parse_head(body: bytes) -> ParsedBody:
     """Too deep or too long to be read here: the model is looked for among the first top-level keys."""
     depth = 0
-    for token in _JSON_TOKENS.finditer(body, 0, _HEAD_BYTES):
+    for token in _JSON_TOKENS.finditer(body, 0, MODEL_SEARCH_BYTES):
         text = token.group()
         if text in (b"{", b"["):
             depth += 1
@@ -275,7 +269,7 @@ def _parse_head(body: bytes) -> ParsedBody:
         elif (
             depth == 1
             and text == b'"model"'
-            and (value := _MODEL_VALUE.match(body, token.end(), _HEAD_BYTES))
+            and (value := _MODEL_VALUE.match(body, token.end(), MODEL_SEARCH_BYTES))
         ):
             return ParsedBody(model=_text(_value_of(msgspec.Raw(value.group(1)))))
     return ParsedBody()

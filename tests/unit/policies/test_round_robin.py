@@ -54,7 +54,7 @@ def test_two_models_that_alternate_each_use_all_their_workers():
 
 
 def test_memory_is_bounded_by_forgetting_the_longest_unused(monkeypatch):
-    monkeypatch.setattr("policies.round_robin.MAX_REMEMBERED_WORKERS", 2)
+    monkeypatch.setattr("policies.round_robin.TURNS_REMEMBERED", 2)
     policy = RoundRobin()
     for ids in (["a"], ["b"], ["c"]):
         take(policy, ids)

@@ -8,8 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.core.outcome import Outcome
 from router.metrics import METRICS, Metrics
-from router.metrics.export import SLICE_SAMPLES, text_slices
-from router.metrics.series import MAX_SERIES, Counter, Histogram
+from router.metrics.export import text_slices
+from router.metrics.limits import SERIES_MAX, SLICE_SAMPLES
+from router.metrics.series import Counter, Histogram
 from router.metrics.table import COUNTED, COUNTER, HISTOGRAM, ITL, READ, RETRIES
 from tests.support.columns import MODEL
 from tests.support.fleets import make_core, prompt_of, publishing, request, silent
@@ -232,10 +233,10 @@ def test_a_model_that_comes_later_gets_its_label(metrics, core):
 
 def test_too_many_label_sets_are_counted_together():
     counter, histogram = Counter(RETRIES), Histogram(ITL)
-    for number in range(MAX_SERIES + 5):
+    for number in range(SERIES_MAX + 5):
         counter.add((f"w{number}", "connect"))
         histogram.observe((f"w{number}", "kv"), 1.0)
-    assert len(counter.values) == len(histogram.values) == MAX_SERIES + 1
+    assert len(counter.values) == len(histogram.values) == SERIES_MAX + 1
     assert counter.values[("other", "other")] == 5
     assert histogram.values[("other", "other")][-1] == 5.0
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.wire.multipart import SCAN_BYTES, model_of_form
+from router.wire.limits import FORM_SCAN_BYTES
+from router.wire.multipart import model_of_form
 
 MODEL = b'--b\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper-1\r\n'
 FILE = (
@@ -10,7 +11,7 @@ FILE = (
 )
 
 
-@pytest.mark.parametrize("size", [10, SCAN_BYTES, 3 * SCAN_BYTES])
+@pytest.mark.parametrize("size", [10, FORM_SCAN_BYTES, 3 * FORM_SCAN_BYTES])
 @pytest.mark.parametrize("model_first", [True, False])
 def test_before_or_after_a_file(size, model_first):
     file = FILE + b"\x00\r\n" * (size // 3) + b"\r\n"
@@ -46,5 +47,5 @@ def test_none_where_there_is_none(body):
 
 
 def test_a_part_in_the_middle_of_a_large_body_is_not_looked_for():
-    filler = FILE + b"x" * 2 * SCAN_BYTES + b"\r\n"
+    filler = FILE + b"x" * 2 * FORM_SCAN_BYTES + b"\r\n"
     assert model_of_form(filler + MODEL + filler + b"--b--\r\n") is None

@@ -4,7 +4,8 @@ import pytest
 
 from router.errors import BadRequest
 from router.wire.endpoints import lookup
-from router.wire.openai import LENIENT_BYTES, parse_body
+from router.wire.limits import LENIENT_BYTES
+from router.wire.openai import parse_body
 
 CHAT = lookup("/v1/chat/completions")
 COMPLETIONS = lookup("/v1/completions")
