@@ -1,25 +1,15 @@
 """What can go wrong with a request, and what its client is told.
 
-Each error belongs to someone (`blame`), carries its HTTP status, says whether another worker may do better
-(`retryable`), and is shaped as OpenAI's API does it, so that every client library can show it. What the
-gateway does about an error lives elsewhere.
+Each error belongs to someone (ClientError, WorkerError, the fleet's and the gateway's own), carries its HTTP
+status, says whether another worker may do better (`retryable`), and is shaped as OpenAI's API does it, so that
+every client library can show it. What the gateway does about an error lives elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 import orjson
-
-
-class Blame(StrEnum):
-    """Whose fault an error is, for metrics and logs."""
-
-    CLIENT = "client"
-    WORKER = "worker"
-    FLEET = "fleet"
-    GATEWAY = "gateway"
 
 
 class RouterError(Exception):
@@ -31,7 +21,6 @@ class RouterError(Exception):
     status: int = 500
     type: str = "server_error"
     code: str = "internal_error"
-    blame: Blame = Blame.GATEWAY
     retryable: bool = False
 
     def __init__(
@@ -70,7 +59,6 @@ class ClientError(RouterError):
     status = 400
     type = "invalid_request_error"
     code = "bad_request"
-    blame = Blame.CLIENT
 
 
 class BadRequest(ClientError):
@@ -172,7 +160,6 @@ class NoWorkers(RouterError):
     status = 503
     type = "service_unavailable"
     code = "no_workers"
-    blame = Blame.FLEET
 
 
 class Overloaded(RouterError):
@@ -205,7 +192,6 @@ class WorkerError(RouterError):
 
     status = 502
     type = "upstream_error"
-    blame = Blame.WORKER
     retryable = True
 
 

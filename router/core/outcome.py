@@ -6,13 +6,12 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """WORKER_FAILED: it broke or could not be reached. WORKER_GONE: it was removed meanwhile. REJECTED:
-    refused before it reached a worker. DRAINED: cut because the gateway stops."""
+    """WORKER_FAILED: it broke or could not be reached. REJECTED: refused before it
+    reached a worker. DRAINED: cut because the gateway stops."""
 
     DONE = "done"
     CLIENT_GONE = "client_gone"
     WORKER_FAILED = "worker_failed"
-    WORKER_GONE = "worker_gone"
     TIMED_OUT = "timed_out"
     REJECTED = "rejected"
     DRAINED = "drained"

@@ -112,7 +112,7 @@ def test_a_worker_that_leaves_takes_its_bookings_and_returns_with_none():
     core = make_core([silent("a")])
     route(core, "r")
     core.reconcile([], now=0.0)
-    core.finish("r", Outcome.WORKER_GONE, now=0.0)
+    core.finish("r", Outcome.WORKER_FAILED, now=0.0)
     core.reconcile([silent("a")], now=0.0)
     core.finish("r", Outcome.DONE, now=0.0)
     assert load(core, "a") == (0, 0, 0)
