@@ -12,7 +12,7 @@ from router.discovery.base import WorkerSpec
 from router.discovery.templates import TemplateError, fill
 
 
-class WorkerEntry(Protocol):
+class ConfiguredWorker(Protocol):
     """One worker with its own values; None means those of the fleet."""
 
     @property
@@ -61,7 +61,7 @@ class _UrlEntry:
 
 
 def expand_workers(
-    urls: Iterable[str], entries: Iterable[WorkerEntry], fleet: FleetDefaults
+    urls: Iterable[str], entries: Iterable[ConfiguredWorker], fleet: FleetDefaults
 ) -> tuple[list[WorkerSpec], list[str]]:
     """All workers in order, URLs first, and every mistake at once, in words behind the key at fault.
 
@@ -69,7 +69,7 @@ def expand_workers(
     """
     specs: list[WorkerSpec] = []
     mistakes: list[str] = []
-    sources: list[tuple[str, WorkerEntry]] = [("", _UrlEntry(url)) for url in urls]
+    sources: list[tuple[str, ConfiguredWorker]] = [("", _UrlEntry(url)) for url in urls]
     sources += [(f"workers[{i}].", entry) for i, entry in enumerate(entries)]
     for index, (prefix, entry) in enumerate(sources):
         spec, wrong = expand_worker(entry, fleet, index=index)
@@ -81,7 +81,7 @@ def expand_workers(
 
 
 Mistake = tuple[str, str]
-"""A field of WorkerEntry, and what is wrong with its value."""
+"""A field of ConfiguredWorker, and what is wrong with its value."""
 
 
 def _in_words(prefix: str, mistake: Mistake) -> str:
@@ -90,7 +90,7 @@ def _in_words(prefix: str, mistake: Mistake) -> str:
 
 
 def expand_worker(
-    entry: WorkerEntry, fleet: FleetDefaults, *, index: int
+    entry: ConfiguredWorker, fleet: FleetDefaults, *, index: int
 ) -> tuple[WorkerSpec | None, list[Mistake]]:
     """One worker, or None and what is wrong with it."""
     try:
