@@ -1,8 +1,8 @@
 """What can go wrong with a request, and what its client is told.
 
 Each error belongs to someone (ClientError, WorkerError, the fleet's and the gateway's own), carries its HTTP
-status, says whether another worker may do better (`retryable`), and is shaped as OpenAI's API does it, so that
-every client library can show it. What the gateway does about an error lives elsewhere.
+status, says whether another worker may do better (`retryable`), and is shaped as OpenAI's API does it, so
+that every client library can show it. What the gateway does about an error lives elsewhere.
 """
 
 from __future__ import annotations

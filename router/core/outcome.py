@@ -6,8 +6,8 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """WORKER_FAILED: it broke or could not be reached. REJECTED: refused before it
-    reached a worker. DRAINED: cut because the gateway stops."""
+    """WORKER_FAILED: it broke or could not be reached. REJECTED: refused before it reached a
+    worker. DRAINED: cut because the gateway stops."""
 
     DONE = "done"
     CLIENT_GONE = "client_gone"
