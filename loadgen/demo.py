@@ -22,6 +22,7 @@ from typing import Any
 import aiohttp
 import uvloop
 
+from loadgen.arguments import INTERRUPTED, command_line, whole_number, workload
 from loadgen.children import Child, ChildError, free_ports
 from loadgen.client import chat_requests, run_load
 from loadgen.compare import Summary, summarize
@@ -30,10 +31,8 @@ from loadgen.explain import explain_line, most_telling
 from loadgen.mock_process import REPLAY_PORT_OFFSET
 from loadgen.pacing import UTILISATION, Pace, pace_for
 from loadgen.report import TABLE_NOTE, render_table
-from loadgen.results import RequestResult
-from loadgen.trace_files import read_trace
+from loadgen.results import RequestResult, some_errors
 from loadgen.traces import TraceError, TraceRequest, hit_rate_dealt, statistics_of
-from loadgen.workload import synthesize
 from policies import POLICIES
 
 DEFAULT_REQUESTS = 600
@@ -47,8 +46,6 @@ MODEL = "mock"
 SEED = 261
 """Of three hundred tried, one whose 600 requests come near the trace's figures: lengths and hit rates."""
 DECISIONS_ASKED = 256
-INTERRUPTED = 130
-"""Exit code of a program ended by Ctrl-C, as shells have it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +95,7 @@ async def _demo(arguments: argparse.Namespace, console: Console) -> int:
     assert task is not None
     for number in (signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    requests = _workload(arguments)
+    requests = workload(arguments.trace, arguments.requests, SEED)
     pace = pace_for(requests, arguments.num_workers)
     _introduce(console, requests, pace, arguments)
     async with AsyncExitStack() as stack:
@@ -174,15 +171,8 @@ class _Run:
             f"{policy}: mock workers behind their model's time by {mean_lag:.1f} ms on average, "
             f"{max_lag:.0f} ms at most; load client by {late:.0f} ms at most"
         )
-        errors = sorted({result.error for result in results if result.error is not None})
-        for error in errors[:5]:
+        for error in some_errors(results):
             self._console.line(f"{policy}: error: {error}")
-
-
-def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
-    if arguments.trace is not None:
-        return read_trace(arguments.trace, arguments.requests)
-    return synthesize(arguments.requests, random.Random(SEED))
 
 
 def _introduce(
@@ -242,18 +232,20 @@ def _free_fleet_port(num_workers: int) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvgate demo",
-        description="Compares routing policies on a mock fleet, through a real gateway.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_line("demo", "Compares routing policies on a mock fleet, through a real gateway.")
     parser.add_argument("--trace", type=Path, help="trace in the Mooncake format (.jsonl, .gz or .xz)")
-    parser.add_argument("--requests", type=_at_least_two, default=DEFAULT_REQUESTS, help="how many requests")
+    parser.add_argument(
+        "--requests", type=whole_number(2), default=DEFAULT_REQUESTS, help="how many requests"
+    )
     parser.add_argument(
         "--policies", type=_policy_names, default=DEFAULT_POLICIES, help="separated by commas"
     )
-    parser.add_argument("--num-workers", type=_worker_count, default=DEFAULT_WORKERS, help="mock workers")
+    parser.add_argument(
+        "--num-workers",
+        type=whole_number(1, EVENTS_PORT_OFFSET),
+        default=DEFAULT_WORKERS,
+        help="mock workers",
+    )
     return parser
 
 
@@ -263,20 +255,6 @@ def _policy_names(text: str) -> list[str]:
     if unknown:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(POLICIES)}")
     return names
-
-
-def _worker_count(text: str) -> int:
-    count = int(text)
-    if not 1 <= count <= EVENTS_PORT_OFFSET:
-        raise argparse.ArgumentTypeError(f"must be 1 to {EVENTS_PORT_OFFSET}")
-    return count
-
-
-def _at_least_two(text: str) -> int:
-    count = int(text)
-    if count < 2:
-        raise argparse.ArgumentTypeError("must be at least 2")
-    return count
 
 
 if __name__ == "__main__":

@@ -14,18 +14,16 @@ import aiohttp
 import msgspec
 import uvloop
 
+from loadgen.arguments import INTERRUPTED, above_zero, command_line, whole_number, workload
 from loadgen.client import chat_requests, run_load
 from loadgen.compare import summarize
 from loadgen.console import Console, ProgressBar
 from loadgen.report import TABLE_NOTE, as_json, render_table
-from loadgen.results import RequestResult
-from loadgen.trace_files import read_trace
-from loadgen.traces import TraceError, TraceRequest
-from loadgen.workload import synthesize
+from loadgen.results import RequestResult, some_errors
+from loadgen.traces import TraceError
 
 WORKLOADS = ("conversation",)
 """Synthetic ones; this has the shape of the Mooncake conversation trace."""
-ERRORS_SHOWN = 5
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,25 +37,18 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except KeyboardInterrupt:
         console.line("stopped")
-        return 130
+        return INTERRUPTED
     _report(results, as_program=arguments.json)
-    errors = sorted({result.error for result in results if result.error is not None})
-    for text in errors[:ERRORS_SHOWN]:
+    for text in some_errors(results):
         console.line(f"error: {text}")
-    return int(bool(errors))
+    return int(any(result.error is not None for result in results))
 
 
 async def _load(arguments: argparse.Namespace, console: Console) -> list[RequestResult]:
-    requests = _workload(arguments)
+    requests = workload(arguments.trace, arguments.requests, arguments.seed)
     model = arguments.model or await _first_model(arguments.url)
     loads = chat_requests(requests, arguments.rate_scale, prefix="load", model=model)
     return await run_load(arguments.url, loads, ProgressBar(console, model, len(loads)))
-
-
-def _workload(arguments: argparse.Namespace) -> list[TraceRequest]:
-    if arguments.trace is not None:
-        return read_trace(arguments.trace, arguments.requests)
-    return synthesize(arguments.requests, random.Random(arguments.seed))
 
 
 async def _first_model(url: str) -> str:
@@ -82,18 +73,15 @@ def _report(results: Sequence[RequestResult], *, as_program: bool) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvgate load",
-        description="Sends a workload to a gateway or a worker at its own times, and measures the answers.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
+    parser = command_line(
+        "load", "Sends a workload to a gateway or a worker at its own times, and measures the answers."
     )
     parser.add_argument("--url", type=_http_url, required=True, help="such as http://127.0.0.1:8000")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--trace", type=Path, help="trace in the Mooncake format (.jsonl, .gz or .xz)")
     source.add_argument("--workload", choices=WORKLOADS, default=WORKLOADS[0], help="a synthetic one")
-    parser.add_argument("--requests", type=_positive_count, default=600, help="how many requests")
-    parser.add_argument("--rate-scale", type=_positive, default=1.0, help="divides the arrival times")
+    parser.add_argument("--requests", type=whole_number(1), default=600, help="how many requests")
+    parser.add_argument("--rate-scale", type=above_zero, default=1.0, help="divides the arrival times")
     parser.add_argument("--model", help="which model to ask for; by default the first that is served")
     parser.add_argument("--seed", type=int, default=0, help="of the synthetic workload")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -105,20 +93,6 @@ def _http_url(text: str) -> str:
     if parts.scheme != "http" or not parts.hostname or not parts.port:
         raise argparse.ArgumentTypeError(f"{text!r} is not http://HOST:PORT")
     return f"http://{parts.netloc}"
-
-
-def _positive_count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return count
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError("must be above 0")
-    return value
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ import uvloop
 import zmq
 from aiohttp import web
 
+from loadgen.arguments import above_zero, command_line, whole_number
 from loadgen.console import Console
 from loadgen.engine import EngineSettings
 from loadgen.mock_api import ApiError, decode
@@ -142,19 +143,16 @@ async def _serve(fleet: MockFleet) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kvgate mock",
-        description="A fleet of mock inference workers with real KV events, in one process.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_line("mock", "A fleet of mock inference workers with real KV events, in one process.")
     engine = EngineSettings()
-    parser.add_argument("--num-workers", type=_positive, default=4, help="how many workers")
+    parser.add_argument("--num-workers", type=whole_number(1), default=4, help="how many workers")
     parser.add_argument("--host", default="127.0.0.1", help="address of all sockets")
-    parser.add_argument("--port", type=_port, default=8100, help="HTTP port of worker 0; worker i: + i")
+    parser.add_argument(
+        "--port", type=whole_number(0, PORT_MAX), default=8100, help="HTTP port of worker 0; worker i: + i"
+    )
     parser.add_argument(
         "--events-port",
-        type=_port,
+        type=whole_number(0, PORT_MAX),
         default=5600,
         help="events on this + i, replay + 1000 more; 0: any",
     )
@@ -167,25 +165,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--model", default="mock", help="name of the served model")
     parser.add_argument(
-        "--block-size", type=_positive, default=engine.block_tokens, help="tokens per KV block"
+        "--block-size", type=whole_number(1), default=engine.block_tokens, help="tokens per KV block"
     )
     parser.add_argument(
-        "--num-blocks", type=_positive, default=engine.num_blocks, help="KV blocks per worker"
+        "--num-blocks", type=whole_number(1), default=engine.num_blocks, help="KV blocks per worker"
     )
     parser.add_argument(
-        "--max-model-len", type=_positive, default=engine.max_model_len, help="context in tokens"
+        "--max-model-len", type=whole_number(1), default=engine.max_model_len, help="context in tokens"
     )
     parser.add_argument(
-        "--speedup", type=_above_zero, default=1.0, help="how much faster than the published curves"
+        "--speedup", type=above_zero, default=1.0, help="how much faster than the published curves"
     )
     return parser
-
-
-def _port(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= PORT_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not a port (0 to {PORT_MAX})")
-    return value
 
 
 def _check_ports(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
@@ -193,20 +184,6 @@ def _check_ports(parser: argparse.ArgumentParser, arguments: argparse.Namespace)
     last_replay = arguments.events_port and arguments.events_port + REPLAY_PORT_OFFSET
     if max(arguments.port, last_replay) + arguments.num_workers - 1 > PORT_MAX:
         parser.error(f"the ports of {arguments.num_workers} workers go beyond {PORT_MAX}")
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
-    return value
 
 
 if __name__ == "__main__":

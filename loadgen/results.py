@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+ERRORS_SHOWN = 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,3 +28,8 @@ class RequestResult:
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     """The server's own counts; None for one that it did not tell."""
+
+
+def some_errors(results: Sequence[RequestResult]) -> list[str]:
+    """A few of the different errors, in words; none when all went well."""
+    return sorted({result.error for result in results if result.error is not None})[:ERRORS_SHOWN]
