@@ -60,6 +60,10 @@ class Worker:
         """The first name without a parent: what seeds the block hashes of this worker."""
         return next((model.name for model in self.models if model.parent is None), "")
 
+    def serves(self, model: str) -> bool:
+        """Whether it answers to that name; a worker that did not tell its models is asked for any."""
+        return not self.models or any(served.name == model for served in self.models)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingRequest:

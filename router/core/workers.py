@@ -52,6 +52,11 @@ class WorkerView:
         """One word: "draining", else the health."""
         return "draining" if self.draining else self.health.value
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it may be chosen without need: neither suspect nor draining."""
+        return self.health is Health.HEALTHY and not self.draining
+
 
 @dataclass(slots=True, eq=False)
 class WorkerEntry:
@@ -141,7 +146,7 @@ class WorkerTable:
 
     def hash_spaces(self, model: str) -> list[HashSpace]:
         """The distinct spaces of all workers that serve the model, the finest blocks first."""
-        spaces = {entry.space for entry in self if _serves(entry.worker, model)}
+        spaces = {entry.space for entry in self if entry.worker.serves(model)}
         return sorted(spaces, key=lambda space: (space.block_tokens, space.base_model))
 
     def pool(self, model: str, exclude: Collection[WorkerId] = ()) -> Pool:
@@ -156,7 +161,7 @@ class WorkerTable:
         return pool
 
     def _build_pool(self, model: str, exclude: Collection[WorkerId]) -> Pool:
-        serving = [entry for entry in self if _serves(entry.worker, model)]
+        serving = [entry for entry in self if entry.worker.serves(model)]
         open_to_new = [entry for entry in serving if not entry.draining and entry.worker.id not in exclude]
         healthy = [entry for entry in open_to_new if entry.health is Health.HEALTHY]
         # Suspicion is a guess: when it falls on all of them, trying one beats refusing the request.
@@ -170,10 +175,6 @@ class WorkerTable:
         """Asserts that slots and entries agree."""
         assert {entry.slot: entry for entry in self} == self._by_slot
         assert all(worker_id == entry.worker.id for worker_id, entry in self._entries.items())
-
-
-def _serves(worker: Worker, model: str) -> bool:
-    return not worker.models or any(served.name == model for served in worker.models)
 
 
 def _same_cache(known: Worker, now: Worker | None) -> bool:

@@ -17,7 +17,7 @@ import zmq
 from indexer.trust import Trust, TrustLevel
 from policies.types import Worker, WorkerId
 from router.config import Settings, WorkerConfig
-from router.core.health import Health, HealthSign
+from router.core.health import HealthSign
 from router.core.routing import RoutingCore
 from router.discovery import DiscoverySource, WorkerSpec, expand_worker
 from router.engines import merge_metrics
@@ -252,8 +252,7 @@ class Fleet:
 
     def is_ready(self) -> bool:
         """Whether at least one worker is usable, and the gateway is not draining."""
-        usable = (view.health is Health.HEALTHY and not view.draining for view in self.core.workers())
-        return not self.is_closing and any(usable)
+        return not self.is_closing and any(view.is_up for view in self.core.workers())
 
     def suspect(self, worker_id: WorkerId) -> None:
         """Connecting failed: look at it at once."""

@@ -57,22 +57,16 @@ class FleetTokenHost:
         targets = []
         for member in self._fleet.members:
             facts, view = member.watch.facts, self._core.worker(member.id)
-            if (
-                facts is None
-                or view is None
-                or not facts.offers_tokenize
-                or view.health is not Health.HEALTHY
-            ):
+            if facts is None or view is None or view.health is not Health.HEALTHY:
                 continue
-            if any(served.name == model for served in facts.models):
+            if facts.offers_tokenize and view.worker.serves(model):
                 spec = member.watch.spec
                 targets.append(TokenizeTarget(spec.id, spec.url, facts.engine, member.watch.headers))
         return targets
 
     def _find_events(self, model: str) -> bool:
         return any(
-            view.worker.publishes_events and any(served.name == model for served in view.worker.models)
-            for view in self._core.workers()
+            view.worker.publishes_events and view.worker.serves(model) for view in self._core.workers()
         )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from indexer.feed import FeedStats
 from indexer.trust import TrustLevel
 from policies.types import WorkerId
-from router.core.health import Health
 from router.core.routing import RoutingCore
 from router.core.workers import WorkerView
 from router.metrics import table
@@ -37,7 +36,7 @@ def worker_readings(
     `absent` from the core are not up, and nothing else is known of them."""
     policy = core.policy.name
     yield table.IN_FLIGHT, [((view.worker.id, policy), float(view.num_active_requests)) for view in views]
-    up = [((view.worker.id,), float(_is_up(view))) for view in views]
+    up = [((view.worker.id,), float(view.is_up)) for view in views]
     yield table.WORKER_UP, up + [((worker_id,), 0.0) for worker_id in absent]
     for metric, value_of in _PER_WORKER.items():
         yield metric, [((view.worker.id,), float(value_of(view))) for view in views]
@@ -47,10 +46,6 @@ def worker_readings(
     for metric, count_of in _PER_PUBLISHER.items():
         yield metric, [((worker_id,), float(count_of(each))) for worker_id, each in stats.items()]
     yield table.KV_EVENTS_IGNORED, list(_ignored(stats))
-
-
-def _is_up(view: WorkerView) -> bool:
-    return view.health is Health.HEALTHY and not view.draining
 
 
 def _trust(views: Sequence[WorkerView]) -> Iterator[tuple[Labels, float]]:
