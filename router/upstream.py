@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
 from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import httptools
 
@@ -118,7 +119,6 @@ class WorkerConnection(asyncio.Protocol):
         # uvloop's transports are of no asyncio class
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH, low=WRITE_BUFFER_LOW)
-        self._pool.num_open += 1
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
@@ -177,7 +177,6 @@ class WorkerConnection(asyncio.Protocol):
             self.fail(WorkerUnavailable("The worker closed the connection before its answer was complete"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._pool.num_open -= 1
         if self._sink is not None:
             self.fail(WorkerUnavailable("The connection to the worker was lost"))
 
@@ -272,7 +271,7 @@ class WorkerConnection(asyncio.Protocol):
 class WorkerPool:
     """Connections to one worker: idle ones are reused, last in first out; more are opened as needed."""
 
-    __slots__ = ("_host", "_idle", "_limits", "_now", "_port", "has_key", "lines", "num_open")
+    __slots__ = ("__weakref__", "_host", "_idle", "_limits", "_now", "_port", "has_key", "lines")
 
     def __init__(self, url: str, key: str | None, limits: RelayLimits, clock: Callable[[], float]) -> None:
         parts = urlsplit(url)
@@ -286,8 +285,6 @@ class WorkerPool:
         self._limits = limits
         self._now = clock
         self._idle: list[WorkerConnection] = []
-        self.num_open = 0
-        """Connections that exist, idle or not: while there are any, this pool gets them back."""
 
     def take_idle(self) -> WorkerConnection | None:
         """One that is probably alive, or None."""
@@ -346,7 +343,9 @@ class Upstream:
         self._limits = limits
         self._clock = clock
         self._key_of = key_of
-        self._pools: dict[str, WorkerPool] = {}
+        # A pool lives as long as a request or an open connection holds it: what it opened comes back to it,
+        # also what is still connecting, and pools of workers that are gone vanish.
+        self._pools: WeakValueDictionary[str, WorkerPool] = WeakValueDictionary()
 
     def pool(self, worker: Worker) -> WorkerPool:
         pool = self._pools.get(worker.url)
@@ -358,14 +357,12 @@ class Upstream:
     @property
     def num_idle(self) -> int:
         """Connections that wait for their next request."""
-        return sum(pool.num_idle for pool in self._pools.values())
+        return sum(pool.num_idle for pool in list(self._pools.values()))
 
     def check(self, now: float) -> None:
-        """Close idle connections before the workers do; forget pools of workers that are gone."""
-        for url, pool in list(self._pools.items()):
+        """Close idle connections before the workers do."""
+        for pool in list(self._pools.values()):
             pool.close_stale(now)
-            if not pool.num_open:
-                del self._pools[url]
 
     def close(self) -> None:
         self.check(float("inf"))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 from policies.types import Worker
 from router.limits import RelayLimits
 from router.upstream import Upstream, WorkerConnection
@@ -76,15 +79,25 @@ def test_pool_lives_as_long_as_its_connections() -> None:
     """One that is in use comes back to it, also when the pool was empty in the meantime."""
     setup = Setup()
     connection = setup.connection()
-    pool = setup.upstream.pool(WORKER)
     setup.upstream.check(setup.now)
     setup.exchange(connection)
-    assert setup.upstream.pool(WORKER) is pool
     assert setup.upstream.num_idle == 1
     setup.upstream.close()
-    connection.connection_lost(None)
+    pool = ref(setup.upstream.pool(WORKER))
+    assert pool() is not None
+    del connection
+    gc.collect()
+    assert pool() is None
+
+
+def test_what_was_connecting_when_deadlines_were_looked_at_comes_back_to_its_pool() -> None:
+    setup = Setup()
+    pool = setup.upstream.pool(WORKER)
     setup.upstream.check(setup.now)
-    assert setup.upstream.pool(WORKER) is not pool
+    connection = WorkerConnection(pool)
+    connection.connection_made(FakeTransport())
+    setup.exchange(connection)
+    assert setup.upstream.pool(WORKER).take_idle() is connection
 
 
 def test_lines_of_every_request_to_a_worker() -> None:
