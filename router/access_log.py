@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import orjson
 
-_logger = logging.getLogger("kvgate.access")
+from router.logs import ACCESS_LOGGER
+
+_logger = logging.getLogger(ACCESS_LOGGER)
 
 AccessLog = Callable[[dict[str, object]], None]
 

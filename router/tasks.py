@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("kvgate.tasks")
 
 _running: set[asyncio.Task[Any]] = set()
 """The event loop holds tasks weakly: without this one may vanish in the middle."""
