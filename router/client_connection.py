@@ -1,7 +1,7 @@
 """One client's connection: its requests answered in order, each by one coroutine; deadlines; closing.
 
-It knows nothing of workers: a `Handler` answers. Body bytes of an answer are written to `transport` by whoever
-relays them; pausing and leaving are passed on to that relay.
+It knows nothing of workers: a `Handler` answers. Body bytes of an answer are written to `transport` by
+whoever relays them; pausing and leaving are passed on to that relay.
 """
 
 from __future__ import annotations
