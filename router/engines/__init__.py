@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
-import aiohttp
-
 from router.engines import generic, sglang, vllm
 from router.engines.facts import EngineGauges, ModelList, ProbeFailed, WorkerFacts, fetch_models
 from router.engines.gauges import GaugeNames, read_gauges
 from router.engines.http import WorkerHttp
-from router.engines.limits import PROBE_SECONDS
 from router.engines.metrics_text import merge_metrics
 from router.wire.endpoints import Protocol
 from router.wire.openai import Slices
@@ -50,15 +47,8 @@ ENGINES: Mapping[str, Engine] = {
 """Tried in this order: the last one takes what the others do not know."""
 
 
-async def probe(
-    session: aiohttp.ClientSession,
-    url: str,
-    headers: Mapping[str, str] | None = None,
-    *,
-    timeout_seconds: float = PROBE_SECONDS,
-) -> WorkerFacts:
+async def probe(http: WorkerHttp) -> WorkerFacts:
     """Ask a worker what it is. Raises ProbeFailed when it is down, not ready, or answers rubbish."""
-    http = WorkerHttp(session, url, headers, timeout_seconds=timeout_seconds)
     models = await fetch_models(http)
     for engine in ENGINES.values():
         if (facts := await engine.probe(http, models)) is not None:

@@ -50,8 +50,6 @@ class WorkerWatch:
         self.metrics_text = b""
         self.error = "not probed yet"
         """Why it can't be served now, in words; "" when it can."""
-        self._session = session
-        self._timeout_seconds = timeout_seconds
         self._http = WorkerHttp(session, spec.url, headers, timeout_seconds=timeout_seconds)
         self._health_seconds = health_seconds
         self._health_due_at = 0.0
@@ -89,9 +87,7 @@ class WorkerWatch:
     async def identify(self, now: float) -> Sighting:
         """Ask what it is. Raises ProbeFailed."""
         known, was_away = self.facts, bool(self.error)
-        self.facts = await probe(
-            self._session, self.spec.url, self.headers, timeout_seconds=self._timeout_seconds
-        )
+        self.facts = await probe(self._http)
         self.error = ""
         self._is_doubted = False
         self._health_due_at = now + self._health_seconds

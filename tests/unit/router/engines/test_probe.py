@@ -8,6 +8,7 @@ import pytest
 
 from policies.types import ServedModel
 from router.engines import ProbeFailed, probe
+from router.engines.http import WorkerHttp
 from tests.support.fake_worker import FakeWorker
 
 RECORDED = Path(__file__).parents[3] / "fixtures" / "http"
@@ -48,7 +49,7 @@ def sglang_answers(**changed):
 
 async def facts_of(answers, session):
     async with FakeWorker(answers) as worker:
-        return await probe(session, worker.url)
+        return await probe(WorkerHttp(session, worker.url))
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.23.0"])
@@ -76,7 +77,7 @@ async def test_data_parallel_ranks_are_counted(session):
 
 async def test_keys_go_with_every_call(session):
     async with FakeWorker(vllm_answers("0.32.0")) as worker:
-        await probe(session, worker.url, {"authorization": "Bearer k"})
+        await probe(WorkerHttp(session, worker.url, {"authorization": "Bearer k"}))
         assert {headers.get("authorization") for _, _, headers, _ in worker.requests} == {"Bearer k"}
 
 
@@ -180,7 +181,7 @@ async def test_entries_without_a_name_are_left_out(session):
 
 async def test_a_server_that_is_down(session, unused_tcp_port):
     with pytest.raises(ProbeFailed, match="cannot connect: "):
-        await probe(session, f"http://127.0.0.1:{unused_tcp_port}")
+        await probe(WorkerHttp(session, f"http://127.0.0.1:{unused_tcp_port}"))
 
 
 async def test_a_server_that_hangs_is_given_up(session):
@@ -192,5 +193,5 @@ async def test_a_server_that_hangs_is_given_up(session):
 
     async with FakeWorker({"GET /v1/models": hang}) as worker:
         with pytest.raises(ProbeFailed, match=r"within 0\.05 s"):
-            await probe(session, worker.url, timeout_seconds=0.05)
+            await probe(WorkerHttp(session, worker.url, timeout_seconds=0.05))
         released.set()
