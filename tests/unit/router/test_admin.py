@@ -17,6 +17,7 @@ from router.metrics import Metrics
 from tests.support.fleets import make_core, prompt_of, request, silent
 
 PROMPT = prompt_of(range(64))
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "admin.md"
 
 
 class FakeFleet:
@@ -226,6 +227,13 @@ async def test_a_decision_is_explained_by_its_request(client, core):
     )
 
 
+def test_the_documentation_has_every_field_of_a_decision(core):
+    explained = explain(core.route(request("r"), PROMPT, now=1.0), now=2.0)
+    documented = DOCUMENTATION.read_text(encoding="utf-8")
+    names = [*explained, *explained["candidates"][0], *explained["details"]]
+    assert [name for name in names if f"`{name}`" not in documented] == []
+
+
 async def test_decisions_are_found_by_the_name_that_the_client_gave(client, core):
     for number, name in enumerate(["mine", "other", "mine"]):
         core.route(replace(request(f"r{number}"), client_request_id=name), PROMPT, now=1.0)
@@ -416,7 +424,7 @@ async def test_local_names_are_let_in(client, host):
 
 
 async def test_the_documentation_lists_every_call(client):
-    text = (Path(__file__).parents[3] / "docs" / "admin.md").read_text(encoding="utf-8")
+    text = DOCUMENTATION.read_text(encoding="utf-8")
     documented = re.findall(r"`([A-Z]+ /[a-z_/{}]+)`", text[: text.index("## Access")])
     calls = [
         f"{route.method} {route.resource.canonical}"
