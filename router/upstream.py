@@ -335,7 +335,10 @@ class WorkerPool:
 
 
 class Upstream:
-    """A pool for every worker's URL. `key_of` gives the API key to show to a worker, or None."""
+    """A pool for every worker's URL and key. `key_of` gives the API key to show to a worker, or None.
+
+    Under another key it is another pool: a worker may leave and come back with a new one.
+    """
 
     def __init__(
         self, limits: RelayLimits, clock: Callable[[], float], key_of: Callable[[Worker], str | None]
@@ -345,13 +348,14 @@ class Upstream:
         self._key_of = key_of
         # A pool lives as long as a request or an open connection holds it: what it opened comes back to it,
         # also what is still connecting, and pools of workers that are gone vanish.
-        self._pools: WeakValueDictionary[str, WorkerPool] = WeakValueDictionary()
+        self._pools: WeakValueDictionary[tuple[str, str | None], WorkerPool] = WeakValueDictionary()
 
     def pool(self, worker: Worker) -> WorkerPool:
-        pool = self._pools.get(worker.url)
+        key = self._key_of(worker)
+        pool = self._pools.get((worker.url, key))
         if pool is None:
-            pool = WorkerPool(worker.url, self._key_of(worker), self._limits, self._clock)
-            self._pools[worker.url] = pool
+            pool = WorkerPool(worker.url, key, self._limits, self._clock)
+            self._pools[worker.url, key] = pool
         return pool
 
     @property

@@ -31,7 +31,10 @@ class Setup:
 
     def __init__(self, key: str | None = None) -> None:
         self.now = 0.0
-        self.upstream = Upstream(RelayLimits(worker_idle_seconds=4), lambda: self.now, lambda worker: key)
+        self.key = key
+        self.upstream = Upstream(
+            RelayLimits(worker_idle_seconds=4), lambda: self.now, lambda worker: self.key
+        )
 
     def connection(self) -> WorkerConnection:
         connection = WorkerConnection(self.upstream.pool(WORKER))
@@ -98,6 +101,15 @@ def test_what_was_connecting_when_deadlines_were_looked_at_comes_back_to_its_poo
     connection.connection_made(FakeTransport())
     setup.exchange(connection)
     assert setup.upstream.pool(WORKER).take_idle() is connection
+
+
+def test_a_worker_that_comes_back_with_another_key_is_shown_that_one() -> None:
+    setup = Setup("old")
+    in_use = setup.connection()
+    setup.key = "new"
+    assert b"Bearer new" in setup.upstream.pool(WORKER).lines
+    setup.exchange(in_use)
+    assert setup.upstream.pool(WORKER).take_idle() is None, "the old connection is the old pool's"
 
 
 def test_lines_of_every_request_to_a_worker() -> None:
