@@ -30,8 +30,8 @@ _HTTP_PORT = 80
 _TAIL_BYTES = 6
 """Two blank lines' worth: as much as is looked at behind a chunk."""
 
-
 _EVENT_END = b"\n\n\r\n"
+"""Of a chunk that ends as an event does, its own line included."""
 _NO_CHUNK = b"\n"
 _SIZE_LINES = {
     len(chunk): chunk[: chunk.index(b"\n") + 1] for chunk in map(http1.chunk, map(bytes, range(1, 2048)))
@@ -111,7 +111,7 @@ class WorkerConnection(asyncio.Protocol):
 
         A next chunk's header may have come in part; it cannot follow directly on a blank line's end.
         """
-        return not self._in_chunk and self._raw_last.endswith((b"\n\n\r\n", b"\n\r\n\r\n", b"\r\r\r\n"))
+        return not self._in_chunk and self._raw_last.endswith((_EVENT_END, b"\n\r\n\r\n", b"\r\r\r\n"))
 
     # The transport's side
 
@@ -222,7 +222,7 @@ class WorkerConnection(asyncio.Protocol):
         if not head.is_chunked:
             return sum(map(len, pieces)) == len(data)
         # llhttp skips blank lines behind a message; relayed, they would be part of no answer.
-        end = (self._raw_last[-_TAIL_BYTES:] + data)[-6:]
+        end = (self._raw_last[-_TAIL_BYTES:] + data)[-_TAIL_BYTES:]
         return end.endswith(b"\r\n\r\n") and end != b"\r\n\r\n\r\n"
 
     # The parser's side
