@@ -16,7 +16,7 @@ from itertools import groupby
 
 import msgspec
 
-from loadgen.tokenizer import FIRST_WORD, NUM_WORDS, TOKEN_TEXT
+from loadgen.tokenizer import TOKEN_TEXT
 
 BLOCK_TOKENS = 512
 """Tokens that one id of the Mooncake format stands for."""
@@ -98,17 +98,6 @@ def prompt_text(request: TraceRequest) -> str:
     """Text of `input_tokens` tokens, without what a chat template or BOS adds."""
     text = "".join(map(block_text, request.hash_ids))
     return text[: request.input_tokens * _TEXT_LENGTH]
-
-
-def prompt_token_ids(request: TraceRequest) -> list[int]:
-    """The same prompt as token ids of the mock's tokenizer."""
-    token_ids: list[int] = []
-    for hash_id in request.hash_ids:
-        token_ids += random.Random(hash_id).choices(_WORD_IDS, k=BLOCK_TOKENS)
-    return token_ids[: request.input_tokens]
-
-
-_WORD_IDS = range(FIRST_WORD, FIRST_WORD + NUM_WORDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
