@@ -122,15 +122,19 @@ class Call:
 
     def _is_refused(self) -> bool:
         """Whether the worker answers with an error: no sign that it has computed the prompt."""
+        return self._relayed_status() >= 400
+
+    def _relayed_status(self) -> int:
+        """0 before the head of the worker's answer."""
         response = self.relay.response if self.relay is not None else None
-        return response is not None and response.status >= 400
+        return response.status if response is not None else 0
 
     # Ends
 
     def succeeded(self, relay: Relay, now: float) -> None:
         """The answer reached its end: what it says about tokens goes to the core."""
         self.outcome = Outcome.DONE
-        self.status = relay.response.status if relay.response is not None else 0
+        self.status = self._relayed_status()
         usage = usage_of(relay.usage_json) if self.prompt is not None else None
         if usage is None:
             return
@@ -148,7 +152,7 @@ class Call:
             self.status = error.status
             self.client.respond_error(error, headers=self._own_headers())
             return
-        self.status = relay.response.status if relay.response is not None else 0
+        self.status = self._relayed_status()
         placed = relay.cut_short(error, done=self.endpoint.protocol in _DONE_PROTOCOLS)
         self._proxy.metrics.error(error.code)
         self._proxy.metrics.stream_error_event(self.worker_id, placed)
