@@ -157,12 +157,6 @@ class Call:
         self._proxy.metrics.error(error.code)
         self._proxy.metrics.stream_error_event(self.worker_id, placed)
 
-    def respond(self, status: int, body: bytes) -> None:
-        """An answer of the gateway's own."""
-        self.outcome = Outcome.DONE
-        self.status = status
-        self.client.respond(status, body, headers=self._own_headers())
-
     def ended(self, now: float) -> None:
         """The one end, whichever way it was reached: nothing stays booked, everything is counted once."""
         if self.outcome is Outcome.CLIENT_GONE:
