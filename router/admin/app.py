@@ -49,6 +49,7 @@ def _calls(handlers: Handlers) -> list[tuple[str, str, Handler]]:
         ("GET", "/workers", handlers.list_workers),
         ("POST", "/workers", handlers.add_worker),
         ("GET", "/workers/{id}", handlers.show_worker),
+        ("PUT", "/workers/{id}", handlers.drain_worker),
         ("DELETE", "/workers/{id}", handlers.remove_worker),
         ("GET", "/explain", handlers.explain),
         ("POST", "/route", handlers.route),

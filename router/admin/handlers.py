@@ -94,6 +94,17 @@ class Handlers:
     async def add_worker_by_query(self, request: web.Request) -> web.Response:
         return await self._add_worker(dict(request.query))
 
+    async def drain_worker(self, request: web.Request) -> web.Response:
+        row = self._row(request.match_info["id"])
+        draining = (await _json_object(request)).get("draining")
+        if not isinstance(draining, bool):
+            raise BadRequest('The body must be {"draining": true} or {"draining": false}', param="draining")
+        if row["state"] == "pending":
+            raise BadRequest(f"Worker {row['id']!r} has not answered yet: it serves nothing", param="id")
+        self._core.set_draining(row["id"], draining, now=self._clock())
+        _logger.info("worker %s %s", row["id"], "gets nothing new" if draining else "gets requests again")
+        return json_response({"worker": self._row(row["id"])})
+
     async def remove_worker(self, request: web.Request) -> web.Response:
         return await self._remove_worker(request.match_info["id"])
 

@@ -327,6 +327,25 @@ async def test_removing_a_busy_worker_frees_its_bookings_and_its_stream_may_end(
         client.gateway.core.check()
 
 
+async def test_a_draining_worker_finishes_what_it_has_and_gets_nothing_new() -> None:
+    async with (
+        MockFleet(2, engine=EngineSettings(speedup=4.0)) as fleet,
+        serving(with_events(fleet.workers)) as client,
+    ):
+        asking = asyncio.ensure_future(client.stream(words("a"), max_tokens=40))
+        await eventually(lambda: any(worker.stats()["active_requests"] for worker in fleet.workers))
+        holder = next(f"w{i}" for i, worker in enumerate(fleet.workers) if worker.stats()["active_requests"])
+        status, answer = await client.admin(f"/workers/{holder}", "PUT", {"draining": True})
+        assert (status, answer["worker"]["state"]) == (200, "draining")
+        assert holder not in {(await client.complete(words("a")))[0] for _ in range(4)}
+        worker, events = await asking
+        assert (worker, len(events)) == (holder, 41)
+        await client.admin(f"/workers/{holder}", "PUT", {"draining": False})
+        assert row_of(client.gateway, holder)["state"] == "healthy"
+        status, error = await client.admin(f"/workers/{holder}", "PUT", {"draining": "yes"})
+        assert (status, error["error"]["param"]) == (400, "draining")
+
+
 async def test_models_are_routed_to_those_who_serve_them() -> None:
     async with (
         MockFleet(1, engine=FAST, model="a", adapters=["a-lora"]) as left,
