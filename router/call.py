@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _DELTA_PROTOCOLS = (Protocol.RESPONSES, Protocol.MESSAGES)
 """Their streams begin with events that come before any token."""
-_DONE_PROTOCOLS = (Protocol.CHAT, Protocol.COMPLETIONS)
-"""Their streams end with `[DONE]`."""
 
 
 class Call:
@@ -153,7 +151,7 @@ class Call:
             self.client.respond_error(error, headers=self._own_headers())
             return
         self.status = self._relayed_status()
-        placed = relay.cut_short(error, done=self.endpoint.protocol in _DONE_PROTOCOLS)
+        placed = relay.cut_short(error, self.endpoint.protocol)
         self._proxy.metrics.error(error.code)
         self._proxy.metrics.stream_error_event(self.worker_id, placed)
 

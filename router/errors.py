@@ -38,12 +38,15 @@ class RouterError(Exception):
         if code is not None:
             self.code = code
 
+    def fields(self) -> dict[str, str | None]:
+        """What OpenAI's error object holds."""
+        # Messages may quote what a client sent, lone surrogates included, which JSON text cannot hold.
+        message = self.message.encode("utf-8", "replace").decode("utf-8")
+        return {"message": message, "type": self.type, "param": self.param, "code": self.code}
+
     def body(self) -> bytes:
         """The JSON body that the client gets."""
-        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
-        # Messages may quote what a client sent, lone surrogates included, which JSON text cannot hold.
-        error["message"] = self.message.encode("utf-8", "replace").decode("utf-8")
-        return orjson.dumps({"error": error})
+        return orjson.dumps({"error": self.fields()})
 
 
 class InternalError(RouterError):

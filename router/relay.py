@@ -19,6 +19,7 @@ from router.errors import RouterError, WorkerTimeout
 from router.limits import USAGE_BODY_BYTES_MAX, RelayLimits
 from router.upstream import WorkerConnection
 from router.wire import http1
+from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.http1 import RequestHead, ResponseHead
 from router.wire.sse import SseScanner, error_event
 
@@ -264,11 +265,13 @@ class Relay:
         if self._connection is not None and not self._connection.transport.is_closing():
             self._connection.transport.resume_reading()
 
-    def cut_short(self, error: RouterError, *, done: bool) -> bool:
+    def cut_short(self, error: RouterError, protocol: WireProtocol) -> bool:
         """The worker failed in mid-answer: end a stream with an error event if one can be placed (True), else
         cut the connection, so that the client cannot take the part for the whole."""
-        if self._can_place_event():
-            self._write(http1.chunk(error_event(error.body(), done=done)) + http1.LAST_CHUNK)
+        scanner = self._scanner
+        if scanner is not None and self._can_place_event(scanner):
+            event = error_event(protocol, error, scanner.num_events)
+            self._write(http1.chunk(event) + http1.LAST_CHUNK)
             return True
         if (
             self._framing is Framing.PIECES
@@ -280,8 +283,8 @@ class Relay:
             self._client.transport.close()
         return False
 
-    def _can_place_event(self) -> bool:
-        if self._scanner is None or self._framing is Framing.PIECES or not self._scanner.at_event_boundary:
+    def _can_place_event(self, scanner: SseScanner) -> bool:
+        if self._framing is Framing.PIECES or not scanner.at_event_boundary:
             return False
         if self._framing is Framing.OUR_CHUNKS or not self.begun:
             return True

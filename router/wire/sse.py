@@ -3,12 +3,19 @@
 It sees the first generated token, counts data lines, knows whether the bytes so far end between two events,
 and keeps the one line that carries `usage`. It never parses JSON and changes nothing: the bytes are relayed
 by others. Per chunk of whole events it costs a few substring searches in C and no loop.
+
+The one event that the gateway itself may add, the error that ends a broken stream, stands here too.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
+import orjson
+
+from router.errors import RouterError
+from router.wire.endpoints import Protocol
 from router.wire.limits import SSE_EVENT_BYTES_MAX
 
 _DELTA_EVENT = re.compile(rb'(?:^|[\r\n])(?:event: ?[\w.]*delta|data:[^\r\n]*"type": ?"[\w.]*delta")')
@@ -103,6 +110,47 @@ def _last_boundary(data: bytearray, start: int) -> int:
     return max(lf + 2 if lf >= 0 else 0, crlf + 3 if crlf >= 0 else 0, cr + 2 if cr >= 0 else 0)
 
 
-def error_event(error: bytes, *, done: bool) -> bytes:
-    """A terminal event with an OpenAI error object, then `[DONE]` where the protocol ends with it."""
-    return b"data: %b\n\n%b" % (error, b"data: [DONE]\n\n" if done else b"")
+def error_event(protocol: Protocol, error: RouterError, num_events: int) -> bytes:
+    """The last event of a stream that cannot go on, as clients of `protocol` know it. `num_events` came
+    before it."""
+    return ERROR_EVENTS[protocol](error, num_events)
+
+
+def _object(error: RouterError, num_events: int) -> bytes:
+    return b"data: %b\n\n" % error.body()
+
+
+def _object_and_done(error: RouterError, num_events: int) -> bytes:
+    return _object(error, num_events) + b"data: [DONE]\n\n"
+
+
+def _responses_event(error: RouterError, num_events: int) -> bytes:
+    """The API's documented event; OpenAI's own clients raise only for the object `error`, which their service
+    sends too. Events are numbered from 0, so that this one's number is how many there were."""
+    fields = error.fields()
+    event = {
+        "type": "error",
+        "code": fields["code"],
+        "message": fields["message"],
+        "param": fields["param"],
+        "sequence_number": num_events,
+        "error": fields,
+    }
+    return b"event: error\ndata: %b\n\n" % orjson.dumps(event)
+
+
+def _messages_event(error: RouterError, num_events: int) -> bytes:
+    event = {"type": "error", "error": {"type": "api_error", "message": error.fields()["message"]}}
+    return b"event: error\ndata: %b\n\n" % orjson.dumps(event)
+
+
+ERROR_EVENTS: Mapping[Protocol, Callable[[RouterError, int], bytes]] = {
+    Protocol.CHAT: _object_and_done,
+    Protocol.COMPLETIONS: _object_and_done,
+    Protocol.GENERATE: _object_and_done,
+    Protocol.RESPONSES: _responses_event,
+    Protocol.MESSAGES: _messages_event,
+    Protocol.OTHER: _object,
+}
+"""How a broken stream ends, by protocol: with OpenAI's error object (SGLang's `/generate` among them), with
+an `error` event of the Responses API, or with one of Anthropic's."""

@@ -237,7 +237,7 @@ async def cut_stream(running_script: Script, path: str = "/v1/chat/completions")
         return answer, running.counted("kvgate_stream_errors_total", placed="true")
 
 
-@pytest.mark.parametrize(("path", "is_done_said"), [("/v1/chat/completions", True), ("/generate", False)])
+@pytest.mark.parametrize(("path", "is_done_said"), [("/v1/chat/completions", True), ("/invocations", False)])
 async def test_stream_that_breaks_between_events_ends_with_an_error_event(
     path: str, is_done_said: bool
 ) -> None:

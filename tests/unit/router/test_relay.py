@@ -12,6 +12,7 @@ from router.errors import WorkerError, WorkerProtocolError, WorkerTimeout
 from router.limits import RelayLimits
 from router.relay import Relay
 from router.upstream import Upstream, WorkerConnection
+from router.wire.endpoints import Protocol
 from router.wire.http1 import read_request_head
 from tests.support.fake_transport import FakeTransport
 from tests.support.raw_worker import END_OF_CHUNKS, STREAM_HEAD, chunk, event, json_answer
@@ -150,7 +151,7 @@ async def test_broken_anywhere_the_client_sees_an_error_event_or_a_cut(body: byt
             assert setup.client.transport.written == b""
             continue
         sent = setup.answer_body
-        if setup.relay.cut_short(failure.value, done=True):
+        if setup.relay.cut_short(failure.value, Protocol.CHAT):
             num_placed += 1
             text = dechunked(setup.answer_body)
             *whole, error, done, nothing = text.replace(b"\r\n", b"\n").split(b"\n\n")
@@ -313,7 +314,7 @@ async def test_stream_of_single_events_that_breaks_gets_its_error_event() -> Non
     setup.connection.eof_received()
     with pytest.raises(WorkerError) as failure:
         await setup.relay.ended()
-    assert setup.relay.cut_short(failure.value, done=False)
+    assert setup.relay.cut_short(failure.value, Protocol.OTHER)
     assert dechunked(setup.answer_body).startswith(b"".join(EVENTS) + b'data: {"error"')
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from router.errors import WorkerTimeout
+from router.wire.endpoints import Protocol
 from router.wire.limits import SSE_EVENT_BYTES_MAX
-from router.wire.sse import SseScanner, error_event
+from router.wire.sse import ERROR_EVENTS, SseScanner, error_event
 from router.wire.usage import usage_of
 
 TOKEN = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
@@ -110,10 +112,40 @@ def test_an_event_too_large_to_hold_is_counted_unread() -> None:
     assert b'"prompt_tokens":7' in scanner.usage_line
 
 
-@pytest.mark.parametrize("done", [True, False])
-def test_error_event_is_an_event(done: bool) -> None:
-    event = error_event(b'{"error":{"message":"m"}}', done=done)
-    scanner = SseScanner(delta_events=False)
-    assert scanner.feed(event) == 1 + done
-    assert (b"data: [DONE]\n\n" in event) is done
-    assert orjson.loads(event.partition(b"\n\n")[0].removeprefix(b"data: "))["error"]["message"] == "m"
+ERROR = WorkerTimeout("silent", code="idle_timeout")
+OBJECT = {"message": "silent", "type": "upstream_error", "param": None, "code": "idle_timeout"}
+RESPONSES_EVENT = {
+    "type": "error",
+    "code": "idle_timeout",
+    "message": "silent",
+    "param": None,
+    "sequence_number": 7,
+    "error": OBJECT,
+}
+MESSAGES_EVENT = {"type": "error", "error": {"type": "api_error", "message": "silent"}}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "name", "data", "ends_with_done"),
+    [
+        (Protocol.CHAT, b"", {"error": OBJECT}, True),
+        (Protocol.COMPLETIONS, b"", {"error": OBJECT}, True),
+        (Protocol.GENERATE, b"", {"error": OBJECT}, True),
+        (Protocol.OTHER, b"", {"error": OBJECT}, False),
+        (Protocol.RESPONSES, b"event: error\n", RESPONSES_EVENT, False),
+        (Protocol.MESSAGES, b"event: error\n", MESSAGES_EVENT, False),
+    ],
+)
+def test_error_event_has_the_shape_of_its_protocol(
+    protocol: Protocol, name: bytes, data: dict[str, object], ends_with_done: bool
+) -> None:
+    text = error_event(protocol, ERROR, 7)
+    event, end, rest = text.partition(b"\n\n")
+    assert event.startswith(name + b"data: ")
+    assert orjson.loads(event.removeprefix(name + b"data: ")) == data
+    assert (end, rest) == (b"\n\n", b"data: [DONE]\n\n" if ends_with_done else b"")
+    assert SseScanner(delta_events=False).feed(text) == 1 + ends_with_done
+
+
+def test_every_protocol_has_an_error_event() -> None:
+    assert set(ERROR_EVENTS) == set(Protocol)
