@@ -17,6 +17,7 @@ from router.errors import RouterError, ShuttingDown, WorkerError, WorkerTimeout
 from router.relay import Relay
 from router.request import Request
 from router.stored_responses import StoredAt
+from router.tunnel import Handshake
 from router.wire.endpoints import Endpoint, Protocol
 from router.wire.http1 import RequestHead
 from router.wire.usage import usage_of
@@ -86,7 +87,8 @@ class Call:
             self.request_id,
             self.worker_id.encode(),
         )
-        self.relay = Relay(
+        relay = Handshake if self.head.is_websocket else Relay
+        self.relay = relay(
             self.client,
             self.head,
             self,

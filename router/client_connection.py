@@ -39,9 +39,9 @@ class ClientConnection(asyncio.Protocol):
     """A RequestSink of its own reader."""
 
     __slots__ = (
-        "_active", "_close_at", "_input_over", "_is_lingering", "_is_receiving", "_queue", "_queued_bytes",
-        "_reader", "_server", "_task", "answer_begun", "close_after", "cut_reason", "is_paused", "is_surplus",
-        "relay", "transport",
+        "_active", "_close_at", "_early", "_input_over", "_is_lingering", "_is_receiving", "_queue",
+        "_queued_bytes", "_reader", "_server", "_task", "answer_begun", "close_after", "cut_reason",
+        "is_paused", "is_surplus", "relay", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -54,6 +54,7 @@ class ClientConnection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
+        self._early = b""
         self._input_over = False
         self._is_lingering = False
         self._close_at = _NEVER
@@ -124,7 +125,7 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._server.handler.admit(request, is_surplus=self.is_surplus)
         except RouterError as error:
-            if head.is_chunked or (head.content_length or 0) > limits.pipelined_bytes:
+            if head.is_websocket or head.is_chunked or (head.content_length or 0) > limits.pipelined_bytes:
                 raise
             request.error = error  # a small body is read, so that the connection can go on
         if self._active is not None:
@@ -142,6 +143,17 @@ class ClientConnection(asyncio.Protocol):
             self._start(request)
         else:
             self._queue.append(request)
+
+    def beyond_arrived(self, data: bytes) -> None:
+        """Held for the tunnel. A client should wait until that is open; one that sends much is not read."""
+        self._early += data
+        if len(self._early) > self._server.limits.pipelined_bytes:
+            self.transport.pause_reading()
+
+    def take_early(self) -> bytes:
+        """What came before the tunnel was open."""
+        early, self._early = self._early, b""
+        return early
 
     def refused(self, error: RouterError) -> None:
         """No more requests can be read here; the error is answered in its turn."""

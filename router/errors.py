@@ -148,7 +148,7 @@ class HeadersTooLarge(ClientError):
 
 
 class NotSupported(ClientError):
-    """HTTP that this gateway does not speak (tunnels, unknown transfer codings)."""
+    """HTTP that this gateway does not speak (other tunnels, unknown transfer codings)."""
 
     status = 501
     code = "not_supported"

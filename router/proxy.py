@@ -25,7 +25,9 @@ from router.core.outcome import Outcome
 from router.core.retries import may_retry
 from router.core.routing import RoutingCore
 from router.errors import (
+    BadRequest,
     MethodNotAllowed,
+    NotSupported,
     NoWorkers,
     Overloaded,
     RouterError,
@@ -44,6 +46,7 @@ from router.wire.endpoints import EndpointKind, lookup, response_id
 from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.multipart import model_of_form
 from router.wire.openai import ParsedBody, parse_body
+from router.wire.websocket import SWITCH_LINES
 
 _OPEN_KINDS = frozenset((EndpointKind.LIVE, EndpointKind.READY))
 """What is answered without a key: a load balancer in front has none."""
@@ -117,6 +120,9 @@ class Proxy:
         endpoint = lookup(head.path)
         if is_surplus and (endpoint is None or endpoint.kind is not EndpointKind.LIVE):
             raise Overloaded("Too many connections")
+        has_tunnel = endpoint is not None and endpoint.kind is EndpointKind.TUNNEL
+        if head.is_websocket and not has_tunnel:
+            raise NotSupported(f"This gateway opens no WebSocket at {head.path}")
         if endpoint is None or endpoint.kind not in _OPEN_KINDS:
             self._client_keys.check(head)
         if endpoint is None:
@@ -124,6 +130,8 @@ class Proxy:
         method = head.method.decode()
         if method not in endpoint.methods:
             raise MethodNotAllowed(method, endpoint.methods)
+        if has_tunnel and not head.is_websocket:
+            raise BadRequest(f"{head.path} is for WebSockets: send the headers that open one")
         request.endpoint = endpoint
 
     async def handle(self, request: Request, client: ClientConnection) -> None:
@@ -294,6 +302,8 @@ class Proxy:
         lines += (b"x-request-id: ", call.request_id, b"\r\n")
         if head.is_chunked or head.content_length is not None:
             lines.append(b"content-length: %d\r\n" % len(request.body))
+        if head.is_websocket:
+            lines.append(SWITCH_LINES)
         lines.append(b"\r\n")
         return b"".join(lines)
 
@@ -319,4 +329,6 @@ def _model_of(call: Call, parsed: ParsedBody | None) -> str | None:
         return parsed.model
     if call.endpoint.kind is EndpointKind.MULTIPART:
         return model_of_form(call.request.body)
+    if call.endpoint.kind is EndpointKind.TUNNEL:
+        return call.head.in_query("model") or None
     return None

@@ -20,7 +20,7 @@ from router.errors import (
 )
 from router.limits import HEADER_LINE_BYTES, RelayLimits
 from router.request import Request
-from router.wire import http1
+from router.wire import http1, websocket
 
 
 class RequestSink(Protocol):
@@ -35,6 +35,9 @@ class RequestSink(Protocol):
     def request_arrived(self, request: Request) -> None:
         """A request is whole."""
 
+    def beyond_arrived(self, data: bytes) -> None:
+        """Bytes behind a request for a tunnel, which is the last request."""
+
     def refused(self, error: RouterError) -> None:
         """No request can be read from here on."""
 
@@ -43,8 +46,8 @@ class RequestReader:
     """Feed it bytes; it calls the sink. httptools calls the `on_*` methods back while bytes are fed."""
 
     __slots__ = (
-        "_clock", "_fed_bytes", "_head_bytes", "_headers", "_is_upgrade", "_limits", "_parser", "_sink",
-        "_url", "incoming",
+        "_clock", "_fed_bytes", "_head_bytes", "_headers", "_is_over", "_is_upgrade", "_limits", "_parser",
+        "_sink", "_url", "incoming",
     )  # fmt: skip
 
     def __init__(self, sink: RequestSink, limits: RelayLimits, clock: Callable[[], float]) -> None:
@@ -53,6 +56,7 @@ class RequestReader:
         self._clock = clock
         self._parser = httptools.HttpRequestParser(self)
         self._is_upgrade = False
+        self._is_over = False
         self.incoming: Request | None = None
         """The request whose body is being collected."""
         self._forget_head()
@@ -70,11 +74,14 @@ class RequestReader:
 
     def feed(self, data: bytes) -> None:
         """Not to be called again after the sink was told of a refusal."""
+        if self._is_over:
+            self._sink.beyond_arrived(data)
+            return
         was_in_head = self.is_in_head
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
-            self._decline_upgrade(data[stop.args[0] :])
+            self._upgrade_offered(data[stop.args[0] :])
             return
         except httptools.HttpParserError as error:
             self._sink.refused(_reason(error))
@@ -91,20 +98,40 @@ class RequestReader:
     def _headers_too_large(self) -> HeadersTooLarge:
         return HeadersTooLarge(f"The headers are larger than {self._limits.head_bytes} bytes")
 
-    def _decline_upgrade(self, rest: bytes) -> None:
-        """llhttp stops at a head that offers another protocol. Tunnels are refused; any other offer is taken
-        back and the request read again: Java's client offers h2c with its first request, body and all."""
+    def _upgrade_offered(self, rest: bytes) -> None:
+        """llhttp stops at a head that offers another protocol. WebSockets are the sink's affair; any other
+        offer is taken back and the request read again: Java's client offers h2c with its first request, body
+        and all."""
         parser = self._parser
         method, version = parser.get_method(), parser.get_http_version()
-        upgrade = next((value for name, value in self._headers if name.lower() == b"upgrade"), b"")
-        if method == b"CONNECT" or upgrade.strip().lower() == b"websocket":
-            self._sink.refused(NotSupported("Tunnels are not supported by this gateway"))
+        if method == b"CONNECT":
+            self._sink.refused(NotSupported("CONNECT is not supported by this gateway"))
+            return
+        if websocket.is_named(self._headers):
+            self._ask_for_tunnel(method, version, rest)
             return
         head = http1.without_upgrade(method, self._url, version, self._headers)
         self._parser = httptools.HttpRequestParser(self)
         self._is_upgrade = False
         self._forget_head()
         self.feed(head + rest)
+
+    def _ask_for_tunnel(self, method: bytes, version: str, rest: bytes) -> None:
+        headers = websocket.with_key_as_bearer(self._headers)
+        try:
+            head = http1.read_request_head(method, self._url, version, False, headers)
+            head.is_websocket = True
+            request = Request(head, self._clock())
+            self._sink.head_arrived(request, len(self._url) + self._head_bytes)
+            websocket.check(head, headers)
+        except RouterError as error:
+            self._sink.refused(error)
+            return
+        self._is_over = True
+        self._forget_head()
+        self._sink.request_arrived(request)
+        if rest:
+            self._sink.beyond_arrived(rest)
 
     # The parser's side
 

@@ -23,7 +23,7 @@ from router.limits import (
     WRITE_BUFFER_LOW,
     RelayLimits,
 )
-from router.wire import http1
+from router.wire import http1, websocket
 from router.wire.http1 import ResponseHead
 
 _HTTP_PORT = 80
@@ -64,7 +64,7 @@ class WorkerConnection(asyncio.Protocol):
     __slots__ = (
         "_at_boundary", "_complete", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive",
         "_method", "_num_heads", "_parser", "_pieces", "_pool", "_raw_head", "_raw_last", "_reason", "_sink",
-        "_until_eof", "idle_since", "is_silent", "transport",
+        "_until_eof", "idle_since", "is_silent", "switched", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -93,6 +93,9 @@ class WorkerConnection(asyncio.Protocol):
         self._keep_alive = False
         self._complete = False
         self._pieces: list[bytes] = []
+        self.switched: Callable[[ResponseHead, bytes], None] | None = None
+        """Set when the request asks for a WebSocket: called with the head of the answer that agrees and what
+        came behind it. The transport is the callee's from then on."""
 
     def send(self, sink: AnswerSink, method: bytes, head: bytes, body: bytes) -> None:
         """Begin an exchange. Whatever comes of it reaches `sink`."""
@@ -139,7 +142,10 @@ class WorkerConnection(asyncio.Protocol):
         self.is_silent = False
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+        except httptools.HttpParserUpgrade as stop:
+            self._switch(data[stop.args[0] :])
+            return
+        except httptools.HttpParserError as error:
             self.fail(_reason(error))
             return
         if not self._is_in_body:
@@ -203,6 +209,13 @@ class WorkerConnection(asyncio.Protocol):
             self.transport.close()
         sink.body(data, pieces, True)
 
+    def _switch(self, rest: bytes) -> None:
+        """The exchange ends here, and HTTP with it."""
+        assert self.switched is not None
+        assert self._head is not None
+        self._sink = None
+        self.switched(self._head, rest)
+
     def _behind_head(self) -> bytes | None:
         """What follows the final head in the bytes so far; None if llhttp saw heads where there are none."""
         end = 0
@@ -242,9 +255,9 @@ class WorkerConnection(asyncio.Protocol):
         parser = self._parser
         self._num_heads += 1
         status = parser.get_status_code()
-        if status == 101:
+        if status == 101 and not self._may_switch():
             raise WorkerProtocolError("The worker switched protocols unasked")
-        if status >= 200:
+        if status == 101 or status >= 200:
             head = http1.read_response_head(status, self._reason, parser.get_http_version(), self._headers)
             self._head = head
             self._keep_alive = parser.should_keep_alive()
@@ -255,6 +268,10 @@ class WorkerConnection(asyncio.Protocol):
                 self._keep_alive = False
         self._headers = []
         self._reason = b""
+
+    def _may_switch(self) -> bool:
+        is_sound = self._parser.should_upgrade() and websocket.is_named(self._headers)
+        return is_sound and self.switched is not None
 
     def on_body(self, piece: bytes) -> None:
         self._pieces.append(piece)

@@ -21,6 +21,8 @@ class EndpointKind(StrEnum):
     """A form whose field `model` says so; read with `wire.multipart`."""
     STORED_RESPONSE = "stored_response"
     """Belongs to the worker that stored the response named in the path."""
+    TUNNEL = "tunnel"
+    """A WebSocket to a worker that serves the model named in the query."""
     INFO = "info"
     """Any worker can answer; no body."""
     MODELS = "models"
@@ -94,6 +96,8 @@ _ROWS: tuple[Endpoint, ...] = (
     Endpoint("/v1/responses/{id}", EndpointKind.STORED_RESPONSE, ("GET", "HEAD", "DELETE")),
     Endpoint("/v1/responses/{id}/cancel", EndpointKind.STORED_RESPONSE),
     Endpoint("/v1/responses/{id}/input_items", EndpointKind.STORED_RESPONSE, _GET),
+    Endpoint("/v1/realtime", EndpointKind.TUNNEL, ("GET",)),  # vLLM, vLLM-Omni
+    Endpoint("/v1/duplex", EndpointKind.TUNNEL, ("GET",)),  # vLLM-Omni
     Endpoint("/v1/models", EndpointKind.MODELS, _GET),
     Endpoint("/v1/models/{id}", EndpointKind.MODEL, _GET),
     Endpoint("/version", EndpointKind.INFO, _GET),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from urllib.parse import parse_qsl
 
 from router.errors import BadRequest, NotSupported, WorkerProtocolError
 
@@ -67,13 +68,17 @@ class RequestHead:
     content_length: int | None = None
     is_chunked: bool = False
     expects_continue: bool = False
-    upgrade: bytes = b""
-    """The protocol asked for, lower case; empty when none is."""
+    is_websocket: bool = False
+    """It asks for a tunnel."""
 
     @property
     def path(self) -> str:
         """Without the query; llhttp admits ASCII only."""
         return self.target.partition(b"?")[0].decode("latin-1")
+
+    def in_query(self, name: str) -> str:
+        """The last value of `name` in the query, as servers read it; empty when it is absent."""
+        return dict(parse_qsl(self.target.partition(b"?")[2].decode("latin-1"))).get(name, "")
 
 
 @dataclass(slots=True)
@@ -153,8 +158,6 @@ def _apply_request_special(head: RequestHead, key: bytes, value: bytes, lines: l
         _check_transfer_encoding(head, value)
     elif key == b"expect":
         head.expects_continue = not head.is_http10 and value.lower() == b"100-continue"
-    elif key == b"upgrade":
-        head.upgrade = value.strip().lower()
 
 
 def _check_transfer_encoding(head: RequestHead, value: bytes) -> None:

@@ -48,7 +48,7 @@ LINE = b"POST /v1/completions HTTP/1.1\r\n"
         (b"BREW /v1/completions HTTP/1.1\r\nHost: g\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\x00\x01", 400),
         (b"CONNECT g:80 HTTP/1.1\r\nHost: g\r\n\r\n", 501),
-        (get("/v1/realtime", extra="Connection: Upgrade\r\nUpgrade: websocket\r\n"), 501),
+        (get("/v1/chat/completions", extra="Connection: Upgrade\r\nUpgrade: websocket\r\n"), 501),
     ],
 )
 async def test_what_is_ambiguous_is_refused_and_the_connection_closed(data: bytes, status: int) -> None:

@@ -21,6 +21,7 @@ class Sink:
     def __init__(self) -> None:
         self.requests: list[tuple[bytes, bytes, bytes]] = []
         self.error: RouterError | None = None
+        self.beyond = b""
 
     def head_arrived(self, request: Request, num_bytes: int) -> None:
         pass
@@ -31,6 +32,9 @@ class Sink:
     def request_arrived(self, request: Request) -> None:
         assert request.head is not None
         self.requests.append((request.head.method + request.head.target, request.head.forward, request.body))
+
+    def beyond_arrived(self, data: bytes) -> None:
+        self.beyond += data
 
     def refused(self, error: RouterError) -> None:
         assert self.error is None
@@ -88,6 +92,23 @@ def test_sound_requests_in_any_pieces(pairs: list[tuple[bytes, bytes]], cuts: li
     assert sink.error is None
     assert [body for _, _, body in sink.requests] == [body for _, body in pairs]
     assert sink.requests == read([data]).requests
+
+
+TUNNEL = (
+    b"GET /v1/realtime HTTP/1.1\r\nHost: h\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: k\r\n\r\n"
+)
+
+
+@given(st.lists(requests(), max_size=2), st.binary(max_size=60), CUTS)
+def test_request_for_a_tunnel_is_the_last_and_what_follows_is_handed_on(
+    pairs: list[tuple[bytes, bytes]], beyond: bytes, cuts: list[int]
+) -> None:
+    data = b"".join(request for request, _ in pairs) + TUNNEL + beyond
+    sink = read(cut(data, cuts))
+    assert sink.error is None
+    assert [start for start, _, _ in sink.requests[len(pairs) :]] == [b"GET/v1/realtime"]
+    assert sink.beyond == beyond
 
 
 NOISE = st.one_of(

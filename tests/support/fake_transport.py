@@ -6,13 +6,18 @@ import asyncio
 
 
 class FakeTransport(asyncio.Transport):
-    """`written`: everything so far; `state`: open, closed (in order) or aborted."""
+    """`written`: everything so far; `state`: open, closed (in order) or aborted; `protocol`: who took
+    it over. Like TLS it cannot be closed one way unless `can_half_close` is set."""
 
     def __init__(self) -> None:
         super().__init__()
         self.written = b""
         self.state = "open"
         self.is_reading_paused = False
+        self.protocol: asyncio.BaseProtocol | None = None
+        self.can_half_close = False
+        self.is_half_closed = False
+        self.num_unsent = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.written += data
@@ -24,10 +29,16 @@ class FakeTransport(asyncio.Transport):
         pass
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.num_unsent
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def can_write_eof(self) -> bool:
-        return False
+        return self.can_half_close
+
+    def write_eof(self) -> None:
+        self.is_half_closed = True
 
     def is_closing(self) -> bool:
         return self.state != "open"

@@ -73,6 +73,7 @@ def test_administration_and_unknown_paths_are_absent(path):
         ("/healthz", EndpointKind.LIVE),
         ("/readyz", EndpointKind.READY),
         ("/version", EndpointKind.INFO),
+        ("/v1/realtime", EndpointKind.TUNNEL),
     ],
 )
 def test_kinds(path, kind):

@@ -25,6 +25,21 @@ def test_headers_go_on_as_they_came() -> None:
     assert head.path == "/v1/x"
 
 
+@pytest.mark.parametrize(
+    ("target", "model"),
+    [
+        (b"/v1/realtime?model=org%2Fname+x&a=1", "org/name x"),
+        (b"/v1/realtime?model=a&model=b", "b"),
+        (b"/v1/realtime?model=", ""),
+        (b"/v1/realtime?models=a", ""),
+        (b"/v1/realtime", ""),
+        (b"/v1/realtime?model=%ff", "\ufffd"),
+    ],
+)
+def test_values_in_the_query(target: bytes, model: str) -> None:
+    assert request(HOST, target=target).in_query("model") == model
+
+
 def test_what_the_forwarder_decides_about_is_taken_out() -> None:
     head = request(
         HOST,
