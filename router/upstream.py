@@ -211,10 +211,11 @@ class WorkerConnection(asyncio.Protocol):
 
     def _switch(self, rest: bytes) -> None:
         """The exchange ends here, and HTTP with it."""
-        assert self.switched is not None
-        assert self._head is not None
-        self._sink = None
-        self.switched(self._head, rest)
+        head, switched = self._head, self.switched
+        assert head is not None
+        assert switched is not None
+        self._sink = self.switched = None
+        switched(head, rest)
 
     def _behind_head(self) -> bytes | None:
         """What follows the final head in the bytes so far; None if llhttp saw heads where there are none."""
