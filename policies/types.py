@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 WorkerId = str
-"""A configured name, else `host:port`, or `host:port@rank` for a data-parallel rank."""
+"""A configured name, else `host:port` (`host:port@rank` for a data-parallel rank), else a socket's path."""
 
 Slot = int
 """Small dense integer of a worker while it lives; the bit position in every bitmask."""

@@ -7,19 +7,21 @@ import contextlib
 import gc
 import logging
 import signal
+import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-import aiohttp
 import uvloop
 import zmq
 from aiohttp import web
 
 from policies import make_policy
 from router.admin import build_admin_app
-from router.config import Settings, load_or_exit
+from router.config import Settings, in_brackets, load_or_exit
 from router.core.routing import RoutingCore
+from router.dialing import Dialer
 from router.discovery import StaticSource, WorkerSpec, expand_workers
+from router.engines import WorkerSessions
 from router.fleet import Fleet, FleetTokenHost
 from router.limits import RelayLimits
 from router.logs import set_up_logging
@@ -27,6 +29,7 @@ from router.metrics import Metrics
 from router.preview import Previewer
 from router.proxy import Proxy
 from router.server import Server, raise_descriptor_limit
+from router.tls import ReloadedContext, ServerContext, worker_context
 from router.tokens import SOURCES as TOKEN_SOURCES
 from router.tokens import TokenSource
 
@@ -35,9 +38,6 @@ _logger = logging.getLogger("kvgate")
 TICK_SECONDS = 0.05
 """How often the core does what is due (prefill releases, predictions, sweeping). Its deadlines are soft, and
 one look costs a few microseconds."""
-
-PROBE_CONNECTIONS = 256
-"""Connections for probes, metrics and tokenization of the whole fleet."""
 
 
 class Gateway:
@@ -55,6 +55,8 @@ class Gateway:
         self._limits = limits or RelayLimits.from_settings(settings)
         self._resources = contextlib.AsyncExitStack()
         self._ticker: asyncio.TimerHandle | None = None
+        self._certificate: ServerContext | None
+        self._worker_tls: ReloadedContext
         self._clock: Callable[[], float]
         self._tokens: TokenSource
         self.fleet: Fleet
@@ -68,7 +70,7 @@ class Gateway:
 
     async def start(self) -> None:
         """Serves when this returns; workers join as they answer. Raises OSError for an address that can't be
-        had, after giving back whatever it had taken."""
+        had or a certificate that can't be read, after giving back whatever it had taken."""
         try:
             await self._start()
         except BaseException:
@@ -78,16 +80,18 @@ class Gateway:
     async def _start(self) -> None:
         settings = self.settings
         self._clock = time.monotonic  # noqa: TID251 - the one clock; the loop's own counts whole milliseconds
-        session = await self._resources.enter_async_context(_worker_session())
+        self._certificate = _certificate(settings)
+        self._worker_tls = _worker_tls(settings)
+        sessions = await self._resources.enter_async_context(WorkerSessions(self._worker_tls))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._resources.callback(context.destroy, linger=0)
         self.fleet = Fleet(
-            core=self.core, settings=settings, session=session, context=context, clock=self._clock
+            core=self.core, settings=settings, sessions=sessions, context=context, clock=self._clock
         )
         self._resources.push_async_callback(self.fleet.stop)
         self.metrics.watch(self.core, lambda: (member.id for member in self.fleet.members))
         token_host = FleetTokenHost(self.core, self.fleet, self.metrics)
-        self._tokens = TOKEN_SOURCES[settings.tokens](token_host, session)
+        self._tokens = TOKEN_SOURCES[settings.tokens](token_host, sessions)
         self.proxy = Proxy(
             core=self.core,
             settings=settings,
@@ -95,6 +99,7 @@ class Gateway:
             metrics=self.metrics,
             clock=self._clock,
             fleet=self.fleet,
+            dialer=Dialer(self._worker_tls),
             limits=self._limits,
         )
         self._resources.callback(self.proxy.upstream.close)
@@ -109,9 +114,10 @@ class Gateway:
             limits=self._limits,
             clock=self._clock,
             max_connections=self.settings.max_connections,
-            check=self.proxy.upstream.check,
+            check=self._check,
         )
-        await self.server.start(self.settings.host, self.settings.port)
+        tls = self._certificate.listening if self._certificate is not None else None
+        await self.server.start(self.settings.host, self.settings.port, tls)
         self._resources.callback(self.server.stop)
 
     async def _start_admin(self) -> None:
@@ -130,6 +136,12 @@ class Gateway:
         await site.start()
         self.admin_port = runner.addresses[0][1]
 
+    def _check(self, now: float) -> None:
+        self.proxy.upstream.check(now)
+        self._worker_tls.check()
+        if self._certificate is not None:
+            self._certificate.check()
+
     def _tick(self) -> None:
         self.core.expire(now=self._clock())
         self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
@@ -144,10 +156,20 @@ class Gateway:
         return in_time
 
 
-def _worker_session() -> aiohttp.ClientSession:
-    """For calls to workers besides the relayed ones."""
-    connector = aiohttp.TCPConnector(limit=PROBE_CONNECTIONS, keepalive_timeout=4.0)
-    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+def _certificate(settings: Settings) -> ServerContext | None:
+    """What is shown to clients; None serves plain HTTP."""
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return ServerContext(settings.tls_cert, settings.tls_key)
+
+
+def _worker_tls(settings: Settings) -> ReloadedContext:
+    ca, cert, key = settings.worker_ca, settings.worker_cert, settings.worker_key
+
+    def make() -> ssl.SSLContext:
+        return worker_context(ca=ca, cert=cert, key=key, insecure=settings.worker_insecure)
+
+    return ReloadedContext("TLS to workers", make, (ca, cert, key))
 
 
 def _specs_of(settings: Settings) -> Sequence[WorkerSpec]:
@@ -170,12 +192,15 @@ async def _serve(settings: Settings) -> int:
     try:
         await gateway.start()
     except OSError as error:
-        _logger.error("can't listen: %s", error.strerror or error)
+        _logger.error("can't start: %s", error.strerror or error)
         return 1
     _logger.info(
-        "serving on http://%s:%d with policy %s; admin on http://%s:%d",
-        settings.host, gateway.port, settings.policy, settings.admin_host, gateway.admin_port,
+        "serving on %s://%s:%d with policy %s; admin on http://%s:%d",
+        "https" if settings.tls_cert else "http", in_brackets(settings.host), gateway.port,
+        settings.policy, in_brackets(settings.admin_host), gateway.admin_port,
     )  # fmt: skip
+    if settings.worker_insecure:
+        _logger.warning("certificates of https workers are not checked (--worker-insecure)")
     if not settings.worker_urls and not settings.workers:
         _logger.warning("no workers are configured: give --worker-urls, or add them on the admin port")
     gc.collect()

@@ -24,6 +24,7 @@ from router.core.health import HealthSign
 from router.core.outcome import Outcome
 from router.core.retries import may_retry
 from router.core.routing import RoutingCore
+from router.dialing import Dialer
 from router.errors import (
     BadRequest,
     MethodNotAllowed,
@@ -86,6 +87,7 @@ class Proxy:
         metrics: Metrics,
         clock: Callable[[], float],
         fleet: FleetHooks,
+        dialer: Dialer,
         limits: RelayLimits | None = None,
     ) -> None:
         self.core = core
@@ -95,7 +97,7 @@ class Proxy:
         self.limits = limits or RelayLimits.from_settings(settings)
         self.access_log = access_log(settings.access_log)
         self.stored_responses = StoredResponses()
-        self.upstream = Upstream(self.limits, clock, fleet.key_of)
+        self.upstream = Upstream(self.limits, clock, dialer, fleet.key_of)
         self._tokens = tokens
         self._fleet = fleet
         self._client_keys = ClientKeys(settings.api_key)

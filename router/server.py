@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import socket
+import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from router.client_connection import ClientConnection
@@ -81,12 +84,21 @@ class Server:
         port: int = self._listener.sockets[0].getsockname()[1]
         return port
 
-    async def start(self, host: str, port: int) -> None:
-        """Raises OSError when the address cannot be had."""
-        loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            lambda: ClientConnection(self), host, port, backlog=LISTEN_BACKLOG
+    async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
+        """`::` is every address of the machine, IPv4 too. With `tls` connections begin with a handshake, of
+        which a connection here hears when it is done. Raises OSError when the address cannot be had."""
+        listen = partial(
+            asyncio.get_running_loop().create_server,
+            lambda: ClientConnection(self),
+            backlog=LISTEN_BACKLOG,
+            ssl=tls,
+            ssl_handshake_timeout=self.limits.head_seconds if tls is not None else None,
+            ssl_shutdown_timeout=self.limits.linger_seconds if tls is not None else None,
         )
+        if host == "::":
+            self._listener = await listen(sock=_dual_stack_socket(port))
+        else:
+            self._listener = await listen(host=host, port=port)
         self._schedule_check()
 
     async def drain(self, seconds: float) -> bool:
@@ -175,6 +187,13 @@ class Server:
             self._check_more(now)
         if not (self.is_draining and not self._connections):
             self._schedule_check()
+
+
+def _dual_stack_socket(port: int) -> socket.socket:
+    """The event loop's own sockets for `::` take IPv6 alone."""
+    return socket.create_server(
+        ("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=LISTEN_BACKLOG
+    )
 
 
 def default_max_connections() -> int:

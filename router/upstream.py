@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Protocol, cast
-from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import httptools
 
 from policies.types import Worker
+from router.dialing import Dialer
 from router.errors import RouterError, WorkerConnectTimeout, WorkerProtocolError, WorkerUnavailable
 from router.limits import (
     JOINED_BYTES_MAX,
@@ -23,10 +23,11 @@ from router.limits import (
     WRITE_BUFFER_LOW,
     RelayLimits,
 )
+from router.tls import connect_failure
 from router.wire import http1, websocket
 from router.wire.http1 import ResponseHead
+from router.worker_address import WorkerAddress
 
-_HTTP_PORT = 80
 _TAIL_BYTES = 6
 """Two blank lines' worth: as much as is looked at behind a chunk."""
 
@@ -289,13 +290,19 @@ class WorkerConnection(asyncio.Protocol):
 class WorkerPool:
     """Connections to one worker: idle ones are reused, last in first out; more are opened as needed."""
 
-    __slots__ = ("__weakref__", "_host", "_idle", "_limits", "_now", "_port", "has_key", "lines")
+    __slots__ = ("__weakref__", "_address", "_dialer", "_idle", "_limits", "_now", "has_key", "lines")
 
-    def __init__(self, url: str, key: str | None, limits: RelayLimits, clock: Callable[[], float]) -> None:
-        parts = urlsplit(url)
-        self._host = parts.hostname or ""
-        self._port = parts.port or _HTTP_PORT
-        self.lines = b"host: %b\r\n" % parts.netloc.rpartition("@")[2].encode()
+    def __init__(
+        self,
+        address: WorkerAddress,
+        key: str | None,
+        dialer: Dialer,
+        limits: RelayLimits,
+        clock: Callable[[], float],
+    ) -> None:
+        self._address = address
+        self._dialer = dialer
+        self.lines = b"host: %b\r\n" % address.authority.encode()
         """Header lines of every request to this worker."""
         self.has_key = key is not None
         if key is not None:
@@ -316,20 +323,15 @@ class WorkerPool:
 
     async def connect(self) -> WorkerConnection:
         """A new connection. Raises WorkerUnavailable or WorkerConnectTimeout."""
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(self._limits.connect_seconds):
-                _, connection = await loop.create_connection(
-                    lambda: WorkerConnection(self), self._host, self._port
-                )
+                return await self._dialer.dial(self._address, lambda: WorkerConnection(self))
         except TimeoutError:
             raise WorkerConnectTimeout("Connecting to the worker took too long") from None
         except OSError as error:
-            reason = error.strerror or str(error)
             raise WorkerUnavailable(
-                f"Cannot connect to the worker: {reason}", code="connect_failed"
+                f"Cannot connect to the worker: {connect_failure(error)}", code="connect_failed"
             ) from None
-        return connection
 
     def put(self, connection: WorkerConnection) -> None:
         connection.idle_since = self._now()
@@ -359,10 +361,15 @@ class Upstream:
     """
 
     def __init__(
-        self, limits: RelayLimits, clock: Callable[[], float], key_of: Callable[[Worker], str | None]
+        self,
+        limits: RelayLimits,
+        clock: Callable[[], float],
+        dialer: Dialer,
+        key_of: Callable[[Worker], str | None],
     ) -> None:
         self._limits = limits
         self._clock = clock
+        self._dialer = dialer
         self._key_of = key_of
         # A pool lives as long as a request or an open connection holds it: what it opened comes back to it,
         # also what is still connecting, and pools of workers that are gone vanish.
@@ -372,7 +379,8 @@ class Upstream:
         key = self._key_of(worker)
         pool = self._pools.get((worker.url, key))
         if pool is None:
-            pool = WorkerPool(worker.url, key, self._limits, self._clock)
+            address = WorkerAddress.parse(worker.url)
+            pool = WorkerPool(address, key, self._dialer, self._limits, self._clock)
             self._pools[worker.url, key] = pool
         return pool
 

@@ -3,7 +3,7 @@
 `options` is the table of what can be set; everything else here is derived from it or serves it.
 """
 
-from router.config.addresses import is_loopback
+from router.config.addresses import in_brackets, is_loopback
 from router.config.command_line import load_or_exit
 from router.config.errors import ConfigErrors, Mistake
 from router.config.load import load, worker_from
@@ -14,6 +14,7 @@ __all__ = [
     "Mistake",
     "Settings",
     "WorkerConfig",
+    "in_brackets",
     "is_loopback",
     "load",
     "load_or_exit",

@@ -127,7 +127,8 @@ _limits: Callable[..., Option] = partial(_option, "limits and times")
 _port = integer(0, 65535, metavar="PORT")
 _address = text("a host name or an IP address", metavar="ADDRESS")
 _template = optional(text("an endpoint such as tcp://{host}:5557", metavar="TEMPLATE"), "none")
-_url = text("a URL such as http://host:8000", metavar="URL")
+_url = text("a URL: http://host:8000, https://host:8443 or unix:/path/to.sock", metavar="URL")
+_file = optional(text("a path", metavar="FILE"))
 _policy = choice(tuple(POLICIES), ALIASES)
 _tokens = choice(("auto", "engine", "bytes"))
 _log_level = choice(LOG_LEVELS, {"warn": "warning"})
@@ -143,6 +144,9 @@ OPTIONS: tuple[Option, ...] = (
                "prometheus_host"),
     _listening("admin_port", _port, "Port of metrics, workers and explain; 0 takes a free one.",
                "prometheus_port", "metrics_port"),
+    _listening("tls_cert", _file, "Serve TLS with this certificate (PEM, with its chain); read anew when it "
+               "changes.", "ssl_certfile", "tls_cert_path"),
+    _listening("tls_key", _file, "Its private key (PEM, without a password).", "ssl_keyfile", "tls_key_path"),
 
     _workers("worker_urls", _url, "The workers, separated by spaces or commas, or repeated.",
              "static_backends", many=True, split=True),
@@ -153,6 +157,11 @@ OPTIONS: tuple[Option, ...] = (
     _workers("kv_replay", _template, "Where they replay KV events after a gap, such as tcp://{host}:5558."),
     _workers("kv_topic", text("text", empty=True, metavar="PREFIX"),
              "Topic of the KV events; empty takes all."),
+    _workers("worker_ca", _file, "Who vouches for the certificates of https workers (PEM); else those whom "
+             "the system trusts."),
+    _workers("worker_cert", _file, "Certificate to show to https workers that ask for one (PEM)."),
+    _workers("worker_key", _file, "Its private key (PEM, without a password)."),
+    _workers("worker_insecure", boolean(), "Do not check the certificates of https workers."),
     _workers("load_monitor_interval", duration(), "How often the workers' own metrics are read.",
              "engine_stats_interval"),
     _workers("health_check_interval_secs", duration(), "How often the health of each worker is probed."),

@@ -35,12 +35,18 @@ class Settings:
     port: int = 8000
     admin_host: str = "127.0.0.1"
     admin_port: int = 9190
+    tls_cert: str | None = None
+    tls_key: str | None = None
 
     worker_urls: tuple[str, ...] = ()
     workers: tuple[WorkerConfig, ...] = ()
     kv_events: str | None = None
     kv_replay: str | None = None
     kv_topic: str = ""
+    worker_ca: str | None = None
+    worker_cert: str | None = None
+    worker_key: str | None = None
+    worker_insecure: bool = False
 
     policy: str = "kv"
     policy_parameters: Mapping[str, PolicyParameters] = field(default_factory=dict)

@@ -10,7 +10,6 @@ from router.discovery.static import (
     StaticSource,
     expand_worker,
     expand_workers,
-    parse_worker_url,
 )
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "WorkerSpec",
     "expand_worker",
     "expand_workers",
-    "parse_worker_url",
 ]
 
 SOURCES: Mapping[str, Callable[[Sequence[WorkerSpec]], DiscoverySource]] = {"static": StaticSource}

@@ -18,9 +18,9 @@ class WorkerSpec:
     """A worker as configured or discovered; what it is, a probe finds out."""
 
     id: WorkerId
-    """Its configured name, else `host:port`."""
+    """Its configured name, else `host:port`, or the path of its Unix socket."""
     url: str
-    """`http://host:port`, with nothing behind."""
+    """As `WorkerAddress` spells it: `http://host:port`, `https://host:port` or `unix:/path`."""
     kv_events: str | None = None
     """ZMQ endpoint of its KV events; `bind:tcp://...` where the engine's socket connects."""
     kv_replay: str | None = None

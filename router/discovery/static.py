@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-from urllib.parse import SplitResult, urlsplit
 
 from policies.types import Role
 from router.discovery.base import WorkerSpec
 from router.discovery.templates import TemplateError, fill
+from router.worker_address import WorkerAddress
 
 
 class ConfiguredWorker(Protocol):
@@ -94,14 +94,14 @@ def expand_worker(
 ) -> tuple[WorkerSpec | None, list[Mistake]]:
     """One worker, or None and what is wrong with it."""
     try:
-        host, port = parse_worker_url(entry.url)
+        address = WorkerAddress.parse(entry.url)
     except ValueError as error:
         return None, [("url", str(error))]
     wrong: list[Mistake] = []
 
     def endpoint(key: str, template: str | None) -> str | None:
         try:
-            return fill(template, host=host, port=port, index=index) if template else None
+            return fill(template, address, index=index) if template else None
         except TemplateError as error:
             wrong.append((key, str(error)))
             return None
@@ -113,38 +113,14 @@ def expand_worker(
     if wrong:
         return None, wrong
     spec = WorkerSpec(
-        id=entry.name or f"{host}:{port}",
-        url=f"http://{host}:{port}",
+        id=entry.name or address.id,
+        url=address.url,
         kv_events=kv_events,
         kv_replay=kv_replay,
         role=Role(entry.role),
         api_key=entry.api_key or fleet.api_key,
     )
     return spec, []
-
-
-def parse_worker_url(url: str) -> tuple[str, int]:
-    """Host (in brackets if it is an IPv6 address) and port. Raises ValueError that says what is wrong."""
-    text = url.strip()
-    parts = urlsplit(text if "://" in text else f"http://{text}")
-    if parts.scheme == "https":
-        raise ValueError(f"'{url}': https to workers is not supported in this version; use http://host:port")
-    if parts.scheme != "http":
-        raise ValueError(f"'{url}': expected http://host:port")
-    try:
-        port = 80 if parts.port is None else parts.port
-    except ValueError as error:
-        raise ValueError(f"'{url}': {error}") from None
-    host = parts.hostname
-    if not host or not port or any(c.isspace() for c in host) or parts.username is not None:
-        raise ValueError(f"'{url}': expected http://host:port")
-    if _goes_on(parts):
-        raise ValueError(f"'{url}': nothing may follow the port; requests keep their own paths")
-    return f"[{host}]" if ":" in host else host, port
-
-
-def _goes_on(parts: SplitResult) -> bool:
-    return parts.path not in ("", "/") or bool(parts.query or parts.fragment)
 
 
 def _clashes(spec: WorkerSpec, others: Iterable[WorkerSpec]) -> list[Mistake]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from router.worker_address import WorkerAddress
+
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _FACTOR = re.compile(r"\s*([a-z]+|\d+)\s*")
 _NUMBERS = ("port", "index")
@@ -19,20 +21,20 @@ class TemplateError(ValueError):
     """The template cannot be filled in; the text says what is wrong with it."""
 
 
-def fill(template: str, *, host: str, port: int, index: int) -> str:
-    """The endpoint of one worker. `host` comes in brackets if it is an IPv6 address. Raises TemplateError."""
-    numbers = {"port": port, "index": index}
+def fill(template: str, address: WorkerAddress, *, index: int) -> str:
+    """The endpoint of one worker. Raises TemplateError."""
+    numbers = {"port": address.port, "index": index}
 
     def value(match: re.Match[str]) -> str:
         expression = match.group(1).strip()
-        return host if expression == "host" else str(_sum(expression, numbers))
+        return address.bracketed_host if expression == "host" else str(_sum(expression, numbers))
 
     endpoint = _PLACEHOLDER.sub(value, template)
     _check(endpoint)
     return endpoint
 
 
-def _sum(expression: str, numbers: Mapping[str, int]) -> int:
+def _sum(expression: str, numbers: Mapping[str, int | None]) -> int:
     total = 0
     for sign, term in re.findall(r"(^|[+-])([^+-]*)", expression):
         product = _product(term, expression, numbers)
@@ -40,7 +42,7 @@ def _sum(expression: str, numbers: Mapping[str, int]) -> int:
     return total
 
 
-def _product(term: str, expression: str, numbers: Mapping[str, int]) -> int:
+def _product(term: str, expression: str, numbers: Mapping[str, int | None]) -> int:
     product = 1
     for factor in term.split("*"):
         match = _FACTOR.fullmatch(factor)
@@ -48,7 +50,10 @@ def _product(term: str, expression: str, numbers: Mapping[str, int]) -> int:
         if name.isdigit():
             product *= int(name)
         elif name in numbers:
-            product *= numbers[name]
+            number = numbers[name]
+            if number is None:
+                raise TemplateError(f"'{{{expression}}}': a worker behind a Unix socket has no {name}")
+            product *= number
         else:
             raise TemplateError(
                 f"'{{{expression}}}': expected {{host}}, or a sum of {', '.join(_NUMBERS)} and whole numbers"

@@ -13,6 +13,7 @@ from router.engines.facts import EngineGauges, ModelList, ProbeFailed, WorkerFac
 from router.engines.gauges import GaugeNames, read_gauges
 from router.engines.http import WorkerHttp
 from router.engines.metrics_text import merge_metrics
+from router.engines.sessions import WorkerSessions
 from router.wire.endpoints import Protocol
 from router.wire.openai import Slices
 
@@ -22,6 +23,7 @@ __all__ = [
     "EngineGauges",
     "ProbeFailed",
     "WorkerFacts",
+    "WorkerSessions",
     "merge_metrics",
     "parse_engine_gauges",
     "probe",

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import aiohttp
 
 from router.engines.limits import PROBE_SECONDS
+from router.engines.sessions import WorkerSessions
+from router.tls import connect_failure
+from router.worker_address import WorkerAddress
 
 
 class CallFailed(Exception):
@@ -32,18 +35,18 @@ class Answer:
 
 
 class WorkerHttp:
-    """One worker's HTTP API. `headers`, an API key say, go with every call. The session stays its owner's."""
+    """One worker's HTTP API. `headers`, an API key say, go with every call. `sessions` stay their owner's."""
 
     def __init__(
         self,
-        session: aiohttp.ClientSession,
+        sessions: WorkerSessions,
         url: str,
         headers: Mapping[str, str] | None = None,
         *,
         timeout_seconds: float = PROBE_SECONDS,
     ) -> None:
-        self._session = session
-        self._url = url.rstrip("/")
+        self._sessions = sessions
+        self._address = WorkerAddress.parse(url)
         self._headers = dict(headers or {})
         self._timeout_seconds = timeout_seconds
 
@@ -67,15 +70,17 @@ class WorkerHttp:
                     return await self._try(method, path, body, max_bytes)
         except TimeoutError:
             raise CallTimedOut(f"{path} did not answer within {self._timeout_seconds:g} s") from None
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise CallFailed(f"cannot connect: {connect_failure(error.certificate_error)}") from None
         except aiohttp.ClientConnectorError as error:
-            raise CallFailed(f"cannot connect: {error.os_error.strerror or error.os_error}") from None
+            raise CallFailed(f"cannot connect: {connect_failure(error.os_error)}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CallFailed(f"{path} failed: {error or type(error).__name__}") from None
 
     async def _try(self, method: str, path: str, body: bytes | None, max_bytes: int) -> Answer:
         headers = self._headers if body is None else {**self._headers, "content-type": "application/json"}
-        async with self._session.request(
-            method, self._url + path, data=body, headers=headers, allow_redirects=False
+        async with self._sessions.request(
+            self._address, method, path, data=body, headers=headers
         ) as response:
             return Answer(response.status, await _read(response, max_bytes))
 

@@ -1,5 +1,11 @@
 """The bounds of this package, each with its reason."""
 
+PROBE_CONNECTIONS = 256
+"""Connections for probes, metrics and tokenization of the whole fleet."""
+
+PROBE_IDLE_SECONDS = 4.0
+"""uvicorn closes idle connections after 5 s; below that a kept one is seldom stale."""
+
 PROBE_SECONDS = 5.0
 """For each call of a probe. A busy engine answers such calls between two steps."""
 

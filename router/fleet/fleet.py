@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 import zmq
 
 from indexer.trust import Trust, TrustLevel
@@ -20,7 +19,7 @@ from router.config import Settings, WorkerConfig
 from router.core.health import HealthSign
 from router.core.routing import RoutingCore
 from router.discovery import DiscoverySource, WorkerSpec, expand_worker
-from router.engines import merge_metrics
+from router.engines import WorkerSessions, merge_metrics
 from router.fleet.limits import REPROBE_SECONDS, RETRY_SECONDS
 from router.fleet.rows import worker_row
 from router.fleet.subscription import Subscription
@@ -59,14 +58,14 @@ class Fleet:
         *,
         core: RoutingCore,
         settings: Settings,
-        session: aiohttp.ClientSession,
+        sessions: WorkerSessions,
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Callable[[], float],
     ) -> None:
         self.core = core
         self.is_closing = False
         self._settings = settings
-        self._session = session
+        self._sessions = sessions
         self._context = context
         self._clock = clock
         self._members: dict[WorkerId, Member] = {}
@@ -116,7 +115,7 @@ class Fleet:
     def _enlist(self, spec: WorkerSpec) -> Member:
         watch = WorkerWatch(
             spec,
-            self._session,
+            self._sessions,
             headers={"authorization": f"Bearer {spec.api_key}"} if spec.api_key else {},
             timeout_seconds=self._settings.health_check_timeout_secs,
             health_seconds=self._settings.health_check_interval_secs,

@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-import aiohttp
-
 from policies.types import Worker
 from router.discovery import WorkerSpec
-from router.engines import EngineGauges, ProbeFailed, WorkerFacts, parse_engine_gauges, probe
+from router.engines import (
+    EngineGauges,
+    ProbeFailed,
+    WorkerFacts,
+    WorkerSessions,
+    parse_engine_gauges,
+    probe,
+)
 from router.engines.describe import describe_worker, predicted_because
 from router.engines.http import CallFailed, WorkerHttp
 from router.engines.limits import METRICS_BYTES, SMALL_BYTES
@@ -36,7 +41,7 @@ class WorkerWatch:
     def __init__(
         self,
         spec: WorkerSpec,
-        session: aiohttp.ClientSession,
+        sessions: WorkerSessions,
         *,
         headers: Mapping[str, str],
         timeout_seconds: float,
@@ -50,7 +55,7 @@ class WorkerWatch:
         self.metrics_text = b""
         self.error = "not probed yet"
         """Why it can't be served now, in words; "" when it can."""
-        self._http = WorkerHttp(session, spec.url, headers, timeout_seconds=timeout_seconds)
+        self._http = WorkerHttp(sessions, spec.url, headers, timeout_seconds=timeout_seconds)
         self._health_seconds = health_seconds
         self._health_due_at = 0.0
         self._is_doubted = False

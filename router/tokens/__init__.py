@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import aiohttp
-
+from router.engines import WorkerSessions
 from router.tokens.auto import AutoTokens
 from router.tokens.base import TokenHost, TokenizeTarget, TokenSource
 from router.tokens.bytes import BytesTokens
@@ -16,11 +15,11 @@ from router.tokens.engine import EngineTokens
 
 __all__ = ["SOURCES", "TokenHost", "TokenSource", "TokenizeTarget"]
 
-SOURCES: Mapping[str, Callable[[TokenHost, aiohttp.ClientSession], TokenSource]] = {
-    "auto": lambda host, session: AutoTokens(
-        host, exact=EngineTokens(host, session), cheap=BytesTokens(host)
+SOURCES: Mapping[str, Callable[[TokenHost, WorkerSessions], TokenSource]] = {
+    "auto": lambda host, sessions: AutoTokens(
+        host, exact=EngineTokens(host, sessions), cheap=BytesTokens(host)
     ),
     "engine": EngineTokens,
-    "bytes": lambda host, session: BytesTokens(host),
+    "bytes": lambda host, sessions: BytesTokens(host),
 }
-"""The values of `--tokens`. The session serves calls to workers and stays its owner's."""
+"""The values of `--tokens`. The sessions serve calls to workers and stay their owner's."""

@@ -11,14 +11,13 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-import aiohttp
 import msgspec
 from xxhash import xxh3_128_digest
 
 from indexer.blocks import Unit
 from router.core.catalogue import Resolution
 from router.core.prompt import Prompt
-from router.engines import ENGINES
+from router.engines import ENGINES, WorkerSessions
 from router.engines.http import CallFailed, CallTimedOut, WorkerHttp
 from router.engines.tokenize import TOKENIZE_PATH, TokenizeAnswer
 from router.tasks import start_task
@@ -63,11 +62,11 @@ class EngineTokens:
     """The token source `engine`."""
 
     def __init__(
-        self, host: TokenHost, session: aiohttp.ClientSession, *, timeout_seconds: float = TOKENIZE_SECONDS
+        self, host: TokenHost, sessions: WorkerSessions, *, timeout_seconds: float = TOKENIZE_SECONDS
     ) -> None:
         self._host = host
         self._bytes = BytesTokens(host)
-        self._calls = _SharedCalls(session, timeout_seconds)
+        self._calls = _SharedCalls(sessions, timeout_seconds)
         self._cache = TokenCache()
 
     async def prompt(self, parsed: ParsedBody, endpoint: Endpoint, resolution: Resolution) -> Prompt | None:
@@ -143,8 +142,8 @@ def _estimated_others(batch: PromptBatch | None, num_first_tokens: int) -> int:
 class _SharedCalls:
     """Calls of /tokenize under way: at most some for each worker, and one for each content."""
 
-    def __init__(self, session: aiohttp.ClientSession, timeout_seconds: float) -> None:
-        self._session = session
+    def __init__(self, sessions: WorkerSessions, timeout_seconds: float) -> None:
+        self._sessions = sessions
         self._timeout_seconds = timeout_seconds
         self._under_way: dict[bytes, asyncio.Task[TokenizedPrompt | NoTokens]] = {}
         self._num_calls: Counter[str] = Counter()
@@ -199,7 +198,7 @@ class _SharedCalls:
             return error
 
     async def _post(self, request: bytes, target: TokenizeTarget) -> TokenizedPrompt:
-        http = WorkerHttp(self._session, target.url, target.headers, timeout_seconds=self._timeout_seconds)
+        http = WorkerHttp(self._sessions, target.url, target.headers, timeout_seconds=self._timeout_seconds)
         max_bytes = ANSWER_BYTES_BASE + ANSWER_BYTES_PER_REQUEST_BYTE * len(request)
         answer = await http.post_json(TOKENIZE_PATH, request, max_bytes)
         if not answer.is_success:

@@ -1,6 +1,5 @@
 """What every row of the engines' table must do."""
 
-import aiohttp
 import pytest
 from msgspec import Raw, json
 
@@ -8,7 +7,9 @@ from router.engines import ENGINES
 from router.engines.facts import ModelList
 from router.engines.gauges import read_gauges
 from router.engines.http import WorkerHttp
+from router.engines.sessions import WorkerSessions
 from router.wire.endpoints import Protocol
+from tests.support.certificates import system_trust
 from tests.support.fake_worker import FakeWorker
 
 RUBBISH = [(200, b""), (200, b"null"), (200, b"[]"), (200, b"\xff"), (200, b"{" * 10_000), (500, b"{}"), None]
@@ -22,9 +23,9 @@ async def test_rubbish_gives_facts_with_gaps_or_none(name, owner, answer):
     models = ModelList([{"id": "m", "owned_by": owner}] if owner else [])
     async with (
         FakeWorker(dict.fromkeys([*PATHS, "POST /tokenize"], answer)) as worker,
-        aiohttp.ClientSession() as session,
+        WorkerSessions(system_trust()) as sessions,
     ):
-        facts = await ENGINES[name].probe(WorkerHttp(session, worker.url), models)
+        facts = await ENGINES[name].probe(WorkerHttp(sessions, worker.url), models)
     if facts is not None:
         assert facts.engine == name
         assert (facts.block_tokens, facts.num_blocks) == (None, None)

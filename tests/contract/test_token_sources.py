@@ -1,12 +1,13 @@
 """What every token source must do, whatever the body holds and whatever the fleet is like."""
 
-import aiohttp
 import pytest
 
 from indexer.blocks import Unit, chain_block_hashes, pack_tokens, root_seed
+from router.engines.sessions import WorkerSessions
 from router.tokens import SOURCES
 from router.tokens.base import TokenizeTarget
 from router.wire.endpoints import ENDPOINTS
+from tests.support.certificates import system_trust
 from tests.support.token_host import CHAT, SPACE, StubHost, prompt_of
 
 BODIES = [
@@ -25,8 +26,8 @@ BODIES = [
 async def sourced(request, unused_tcp_port):
     """A source and its host, whose only worker is down."""
     host = StubHost(targets=(TokenizeTarget("w", f"http://127.0.0.1:{unused_tcp_port}", "vllm"),))
-    async with aiohttp.ClientSession() as session:
-        yield SOURCES[request.param](host, session), host
+    async with WorkerSessions(system_trust()) as sessions:
+        yield SOURCES[request.param](host, sessions), host
 
 
 @pytest.mark.parametrize("body", BODIES)

@@ -95,6 +95,6 @@ async def test_a_port_that_is_taken_is_named() -> None:
         port = str(taken.getsockname()[1])
         code, printed = await serve_and_fail("--host", "127.0.0.1", "--port", port, "--admin-port", "0")
     assert code == 1
-    assert "can't listen" in printed
+    assert "can't start" in printed
     assert port in printed
     assert "already in use" in printed

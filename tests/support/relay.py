@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +14,14 @@ from policies.types import ServedModel, Worker
 from router.config import Settings
 from router.core.prompt import Prompt
 from router.core.routing import RoutingCore
+from router.dialing import Dialer
 from router.limits import RelayLimits
 from router.metrics import Metrics
 from router.proxy import Proxy
 from router.server import Server
+from router.tls import ReloadedContext
+from router.worker_address import WorkerAddress
+from tests.support.certificates import system_trust
 from tests.support.raw_worker import RawWorker
 from tests.support.waiting import eventually
 
@@ -116,6 +121,8 @@ async def gateway(
     max_connections: int = 1000,
     tokens: object | None = None,
     policy: str = "round_robin",
+    tls: ssl.SSLContext | None = None,
+    worker_tls: ReloadedContext | None = None,
     **limits: float,
 ) -> AsyncIterator[Gateway]:
     """Before these workers (or URLs). `models`: names by worker, else all serve `m`. Afterwards everything is
@@ -132,6 +139,7 @@ async def gateway(
         metrics=metrics,
         clock=CLOCK,
         fleet=fleet,
+        dialer=Dialer(worker_tls or system_trust()),
         limits=relay_limits,
     )
     server = Server(
@@ -141,7 +149,7 @@ async def gateway(
         max_connections=max_connections,
         check=proxy.upstream.check,
     )
-    await server.start("127.0.0.1", 0)
+    await server.start("127.0.0.1", 0, tls)
     running = Gateway(core, proxy, server, fleet, metrics, server.port)
     try:
         yield running
@@ -153,7 +161,7 @@ async def gateway(
 
 def _worker(worker: RawWorker | str, models: Sequence[str]) -> Worker:
     url = worker if isinstance(worker, str) else worker.url
-    return Worker(id=url.removeprefix("http://"), url=url, models=tuple(ServedModel(name) for name in models))
+    return Worker(id=WorkerAddress.parse(url).id, url=url, models=tuple(ServedModel(name) for name in models))
 
 
 @dataclass

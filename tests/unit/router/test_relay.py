@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from policies.types import Worker
+from router.dialing import Dialer
 from router.errors import WorkerError, WorkerProtocolError, WorkerTimeout
 from router.limits import RelayLimits
 from router.relay import Relay
 from router.upstream import Upstream, WorkerConnection
 from router.wire.endpoints import Protocol
 from router.wire.http1 import read_request_head
+from tests.support.certificates import system_trust
 from tests.support.fake_transport import FakeTransport
 from tests.support.raw_worker import END_OF_CHUNKS, STREAM_HEAD, chunk, event, json_answer
 
@@ -73,7 +75,7 @@ class Setup:
         self.now = 0.0
         self.client, self.observer = Client(), Observer()
         limits = RelayLimits()
-        self.upstream = Upstream(limits, lambda: self.now, lambda worker: None)
+        self.upstream = Upstream(limits, lambda: self.now, Dialer(system_trust()), lambda worker: None)
         self.connection = WorkerConnection(self.upstream.pool(Worker(id="w", url="http://w:1")))
         self.worker = FakeTransport()
         self.connection.connection_made(self.worker)

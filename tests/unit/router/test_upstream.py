@@ -8,8 +8,10 @@ from weakref import ref
 import pytest
 
 from policies.types import Worker
+from router.dialing import Dialer
 from router.limits import RelayLimits
 from router.upstream import Upstream, WorkerConnection
+from tests.support.certificates import system_trust
 from tests.support.fake_transport import FakeTransport
 from tests.support.raw_worker import json_answer
 
@@ -37,9 +39,8 @@ class Setup:
     def __init__(self, key: str | None = None) -> None:
         self.now = 0.0
         self.key = key
-        self.upstream = Upstream(
-            RelayLimits(worker_idle_seconds=4), lambda: self.now, lambda worker: self.key
-        )
+        limits, dialer = RelayLimits(worker_idle_seconds=4), Dialer(system_trust())
+        self.upstream = Upstream(limits, lambda: self.now, dialer, lambda worker: self.key)
 
     def connection(self) -> WorkerConnection:
         connection = WorkerConnection(self.upstream.pool(WORKER))

@@ -3,6 +3,7 @@
 import pytest
 
 from router.discovery.templates import TemplateError, fill
+from router.worker_address import WorkerAddress
 
 
 @pytest.mark.parametrize(
@@ -23,11 +24,18 @@ from router.discovery.templates import TemplateError, fill
     ],
 )
 def test_filled_in(template, endpoint):
-    assert fill(template, host="h", port=8003, index=3) == endpoint
+    assert fill(template, WorkerAddress.parse("h:8003"), index=3) == endpoint
 
 
 def test_an_ipv6_host():
-    assert fill("tcp://{host}:5557", host="[::1]", port=1, index=0) == "tcp://[::1]:5557"
+    assert fill("tcp://{host}:5557", WorkerAddress.parse("[::1]:1"), index=0) == "tcp://[::1]:5557"
+
+
+def test_a_worker_behind_a_unix_socket_is_on_this_host_and_has_no_port():
+    address = WorkerAddress.parse("unix:/run/w.sock")
+    assert fill("tcp://{host}:{5557+index}", address, index=2) == "tcp://localhost:5559"
+    with pytest.raises(TemplateError, match="a worker behind a Unix socket has no port"):
+        fill("tcp://{host}:{port+1}", address, index=2)
 
 
 @pytest.mark.parametrize(
@@ -57,4 +65,4 @@ def test_an_ipv6_host():
 )
 def test_refused(template):
     with pytest.raises(TemplateError):
-        fill(template, host="h", port=8003, index=3)
+        fill(template, WorkerAddress.parse("h:8003"), index=3)

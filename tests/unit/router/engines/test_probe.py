@@ -3,12 +3,13 @@
 import asyncio
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from policies.types import ServedModel
 from router.engines import ProbeFailed, probe
 from router.engines.http import WorkerHttp
+from router.engines.sessions import WorkerSessions
+from tests.support.certificates import system_trust
 from tests.support.fake_worker import FakeWorker
 
 RECORDED = Path(__file__).parents[3] / "fixtures" / "http"
@@ -16,9 +17,9 @@ ONE_TOKEN = (200, b'{"count":1,"max_model_len":1024,"tokens":[68]}')
 
 
 @pytest.fixture
-async def session():
-    async with aiohttp.ClientSession() as session:
-        yield session
+async def sessions():
+    async with WorkerSessions(system_trust()) as sessions:
+        yield sessions
 
 
 def vllm_answers(version, metrics="metrics.txt", **changed):
@@ -47,14 +48,14 @@ def sglang_answers(**changed):
     } | changed
 
 
-async def facts_of(answers, session):
+async def facts_of(answers, sessions):
     async with FakeWorker(answers) as worker:
-        return await probe(WorkerHttp(session, worker.url))
+        return await probe(WorkerHttp(sessions, worker.url))
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.23.0"])
-async def test_a_recorded_vllm_tells_all(version, session):
-    facts = await facts_of(vllm_answers(version), session)
+async def test_a_recorded_vllm_tells_all(version, sessions):
+    facts = await facts_of(vllm_answers(version), sessions)
     assert (facts.engine, facts.version) == ("vllm", version)
     assert (facts.block_tokens, facts.num_blocks, facts.num_ranks) == (32, 64, 1)
     assert facts.models[0] == ServedModel("tiny-llama")
@@ -63,26 +64,26 @@ async def test_a_recorded_vllm_tells_all(version, session):
     assert facts.start_time == pytest.approx(1.79598e9, rel=1e-4)
 
 
-async def test_adapters_have_their_parent_and_entries_come_as_they_are(session):
-    facts = await facts_of(vllm_answers("0.32.0"), session)
+async def test_adapters_have_their_parent_and_entries_come_as_they_are(sessions):
+    facts = await facts_of(vllm_answers("0.32.0"), sessions)
     assert facts.models[1:] == (ServedModel("alpha", "tiny-llama"), ServedModel("beta", "tiny-llama"))
     assert [entry["id"] for entry in facts.model_entries] == ["tiny-llama", "alpha", "beta"]
     assert facts.model_entries[0]["permission"][0]["allow_sampling"] is True
 
 
-async def test_data_parallel_ranks_are_counted(session):
-    facts = await facts_of(vllm_answers("0.32.0", "metrics_dp2.txt"), session)
+async def test_data_parallel_ranks_are_counted(sessions):
+    facts = await facts_of(vllm_answers("0.32.0", "metrics_dp2.txt"), sessions)
     assert (facts.num_ranks, facts.num_blocks) == (2, 128)
 
 
-async def test_keys_go_with_every_call(session):
+async def test_keys_go_with_every_call(sessions):
     async with FakeWorker(vllm_answers("0.32.0")) as worker:
-        await probe(WorkerHttp(session, worker.url, {"authorization": "Bearer k"}))
+        await probe(WorkerHttp(sessions, worker.url, {"authorization": "Bearer k"}))
         assert {headers.get("authorization") for _, _, headers, _ in worker.requests} == {"Bearer k"}
 
 
-async def test_vllm_without_metrics_is_known_by_its_signature(session):
-    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (404, b"")}), session)
+async def test_vllm_without_metrics_is_known_by_its_signature(sessions):
+    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (404, b"")}), sessions)
     assert (facts.engine, facts.block_tokens, facts.num_blocks, facts.start_time) == (
         "vllm",
         None,
@@ -94,62 +95,62 @@ async def test_vllm_without_metrics_is_known_by_its_signature(session):
     assert any("start time" in what for what in facts.missing)
 
 
-async def test_vllm_under_another_owner_is_known_by_its_metrics(session):
+async def test_vllm_under_another_owner_is_known_by_its_metrics(sessions):
     models = (200, b'{"data":[{"id":"m","owned_by":"us"}]}')
-    facts = await facts_of(vllm_answers("0.32.0", **{"GET /v1/models": models}), session)
+    facts = await facts_of(vllm_answers("0.32.0", **{"GET /v1/models": models}), sessions)
     assert facts.engine == "vllm"
 
 
 @pytest.mark.parametrize("num_blocks", ["None", "0", "-1", "", "many"])
-async def test_a_capacity_that_is_none_is_missing(num_blocks, session):
+async def test_a_capacity_that_is_none_is_missing(num_blocks, sessions):
     metrics = (RECORDED / "vllm-0.32.0" / "metrics.txt").read_bytes()
     metrics = metrics.replace(b'num_gpu_blocks="64"', b'num_gpu_blocks="%s"' % num_blocks.encode())
-    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (200, metrics)}), session)
+    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (200, metrics)}), sessions)
     assert facts.num_blocks is None
     assert any("KV capacity" in what for what in facts.missing)
 
 
-async def test_prefix_caching_that_is_off_is_said(session):
+async def test_prefix_caching_that_is_off_is_said(sessions):
     metrics = (RECORDED / "vllm-0.32.0" / "metrics.txt").read_bytes()
     metrics = metrics.replace(b'enable_prefix_caching="True"', b'enable_prefix_caching="False"')
-    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (200, metrics)}), session)
+    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (200, metrics)}), sessions)
     assert facts.missing == ("prefix caching (it is off)",)
 
 
 @pytest.mark.parametrize("answer", [(404, b""), (405, b""), (500, b""), (200, b"[]"), (200, b'{"tokens"')])
-async def test_tokenization_that_does_not_work_is_not_offered(answer, session):
-    facts = await facts_of(vllm_answers("0.32.0", **{"POST /tokenize": answer}), session)
+async def test_tokenization_that_does_not_work_is_not_offered(answer, sessions):
+    facts = await facts_of(vllm_answers("0.32.0", **{"POST /tokenize": answer}), sessions)
     assert not facts.offers_tokenize
     assert facts.missing[0].startswith("tokenization (/tokenize answered")
 
 
 @pytest.mark.parametrize("path", ["GET /server_info", "GET /get_server_info"])
-async def test_sglang_tells_all_under_either_path(path, session):
+async def test_sglang_tells_all_under_either_path(path, sessions):
     answers = sglang_answers()
     answers[path] = answers.pop("GET /server_info")
-    facts = await facts_of(answers, session)
+    facts = await facts_of(answers, sessions)
     assert (facts.engine, facts.version) == ("sglang", "0.5.21")
     assert (facts.block_tokens, facts.num_blocks, facts.num_ranks) == (64, 320, 1)
     assert facts.missing == ()
 
 
-async def test_sglang_that_tells_little(session):
+async def test_sglang_that_tells_little(sessions):
     info = (200, b'{"internal_states":[],"page_size":null,"dp_size":4,"enable_cache_report":false}')
     facts = await facts_of(
-        sglang_answers(**{"GET /server_info": info, "POST /tokenize": (404, b"")}), session
+        sglang_answers(**{"GET /server_info": info, "POST /tokenize": (404, b"")}), sessions
     )
     assert (facts.block_tokens, facts.num_blocks, facts.num_ranks) == (None, None, 4)
     assert len(facts.missing) == 5
 
 
-async def test_another_server_is_generic(session):
-    facts = await facts_of({"GET /v1/models": (200, b'{"data":[{"id":"m"}]}')}, session)
+async def test_another_server_is_generic(sessions):
+    facts = await facts_of({"GET /v1/models": (200, b'{"data":[{"id":"m"}]}')}, sessions)
     assert (facts.engine, facts.models) == ("generic", (ServedModel("m"),))
     assert "block size" in facts.missing
 
 
-async def test_a_server_of_which_only_the_health_is_known(session):
-    facts = await facts_of({"GET /health": (200, b"")}, session)
+async def test_a_server_of_which_only_the_health_is_known(sessions):
+    facts = await facts_of({"GET /health": (200, b"")}, sessions)
     assert (facts.engine, facts.models) == ("generic", ())
     assert facts.missing[0] == "a list of models"
 
@@ -168,23 +169,23 @@ async def test_a_server_of_which_only_the_health_is_known(session):
         (None, "/v1/models failed"),
     ],
 )
-async def test_what_cannot_be_served_says_why(answer, reason, session):
+async def test_what_cannot_be_served_says_why(answer, reason, sessions):
     with pytest.raises(ProbeFailed, match=reason):
-        await facts_of({"GET /v1/models": answer}, session)
+        await facts_of({"GET /v1/models": answer}, sessions)
 
 
-async def test_entries_without_a_name_are_left_out(session):
+async def test_entries_without_a_name_are_left_out(sessions):
     models = (200, b'{"data":[{"id":7},{"object":"model"},{"id":""},{"id":"m","parent":""}]}')
-    facts = await facts_of({"GET /v1/models": models}, session)
+    facts = await facts_of({"GET /v1/models": models}, sessions)
     assert facts.models == (ServedModel("m"),)
 
 
-async def test_a_server_that_is_down(session, unused_tcp_port):
+async def test_a_server_that_is_down(sessions, unused_tcp_port):
     with pytest.raises(ProbeFailed, match="cannot connect: "):
-        await probe(WorkerHttp(session, f"http://127.0.0.1:{unused_tcp_port}"))
+        await probe(WorkerHttp(sessions, f"http://127.0.0.1:{unused_tcp_port}"))
 
 
-async def test_a_server_that_hangs_is_given_up(session):
+async def test_a_server_that_hangs_is_given_up(sessions):
     released = asyncio.Event()
 
     async def hang(body):
@@ -193,5 +194,5 @@ async def test_a_server_that_hangs_is_given_up(session):
 
     async with FakeWorker({"GET /v1/models": hang}) as worker:
         with pytest.raises(ProbeFailed, match=r"within 0\.05 s"):
-            await probe(WorkerHttp(session, worker.url, timeout_seconds=0.05))
+            await probe(WorkerHttp(sessions, worker.url, timeout_seconds=0.05))
         released.set()

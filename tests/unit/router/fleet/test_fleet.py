@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-import aiohttp
 import pytest
 import zmq
 
@@ -13,9 +12,11 @@ from policies import make_policy
 from router.config import Settings
 from router.core.routing import RoutingCore
 from router.discovery import StaticSource, WorkerSpec
+from router.engines.sessions import WorkerSessions
 from router.fleet import Fleet, FleetTokenHost
 from router.fleet.limits import REPROBE_SECONDS
 from router.metrics import Metrics
+from tests.support.certificates import system_trust
 from tests.support.fake_worker import FakeWorker
 from tests.support.waiting import eventually
 
@@ -36,9 +37,9 @@ class Clock:
 async def fleet_of(*specs: WorkerSpec, clock: Clock | None = None):
     core = RoutingCore(policy=make_policy("kv"))
     context = zmq.Context()
-    async with aiohttp.ClientSession() as session:
+    async with WorkerSessions(system_trust()) as sessions:
         fleet = Fleet(
-            core=core, settings=Settings(), session=session, context=context, clock=clock or Clock()
+            core=core, settings=Settings(), sessions=sessions, context=context, clock=clock or Clock()
         )
         fleet.start(StaticSource(specs))
         try:
@@ -96,8 +97,8 @@ async def test_what_cannot_be_added_is_said() -> None:
         await eventually(fleet.is_ready)
         with pytest.raises(ValueError, match="is a worker already"):
             await fleet.add_worker(worker.url, name="another")
-        with pytest.raises(ValueError, match="https"):
-            await fleet.add_worker("https://h:1")
+        with pytest.raises(ValueError, match="expected http"):
+            await fleet.add_worker("ftp://h:1")
         with pytest.raises(ValueError, match="kv_events"):
             await fleet.add_worker("http://h:1", kv_events="udp://h:2")
         assert [member.id for member in fleet.members] == ["w0"]

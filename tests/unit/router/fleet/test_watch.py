@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import aiohttp
 import pytest
 
 from router.discovery import WorkerSpec
 from router.engines import WorkerFacts
+from router.engines.sessions import WorkerSessions
 from router.fleet.watch import Sighting, WorkerWatch, worker_of
+from tests.support.certificates import system_trust
 from tests.support.fake_worker import FakeWorker
 
 MODELS = b'{"data": [{"id": "m", "owned_by": "vllm", "parent": null}]}'
@@ -29,19 +30,19 @@ def vllm_answers(*, started: int = 1) -> dict:
 
 
 @pytest.fixture
-async def session():
-    async with aiohttp.ClientSession() as session:
-        yield session
+async def sessions():
+    async with WorkerSessions(system_trust()) as sessions:
+        yield sessions
 
 
-def watch_of(worker: FakeWorker, session: aiohttp.ClientSession) -> WorkerWatch:
+def watch_of(worker: FakeWorker, sessions: WorkerSessions) -> WorkerWatch:
     spec, headers = WorkerSpec(id="w", url=worker.url), {"authorization": "Bearer k"}
-    return WorkerWatch(spec, session, headers=headers, timeout_seconds=2.0, health_seconds=10.0)
+    return WorkerWatch(spec, sessions, headers=headers, timeout_seconds=2.0, health_seconds=10.0)
 
 
-async def test_the_first_look_identifies_and_the_next_ones_read_gauges(session) -> None:
+async def test_the_first_look_identifies_and_the_next_ones_read_gauges(sessions) -> None:
     async with FakeWorker(vllm_answers()) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         assert watch.worker is None
         assert await watch.look(0.0) is Sighting.IDENTIFIED
         assert watch.worker.block_tokens == 16
@@ -51,27 +52,27 @@ async def test_the_first_look_identifies_and_the_next_ones_read_gauges(session) 
         assert {headers["authorization"] for _, _, headers, _ in worker.requests} == {"Bearer k"}
 
 
-async def test_metrics_that_the_probe_could_read_are_read_at_every_look(session) -> None:
+async def test_metrics_that_the_probe_could_read_are_read_at_every_look(sessions) -> None:
     answers = vllm_answers()
     answers["GET /metrics"] = (200, METRICS % 1 + b"# filler\n" * (5 << 17))
     async with FakeWorker(answers) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         assert [await watch.look(now) for now in (0.0, 1.0)] == [Sighting.IDENTIFIED, Sighting.ALIVE]
         assert watch.gauges.running == 3
 
 
-async def test_health_is_asked_at_its_own_pace(session) -> None:
+async def test_health_is_asked_at_its_own_pace(sessions) -> None:
     async with FakeWorker(vllm_answers()) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         for now in (0.0, 1.0, 9.0, 10.0, 11.0, 20.0):
             await watch.look(now)
         assert len(worker.bodies("/health")) == 2
 
 
 @pytest.mark.parametrize("path", ["GET /health", "GET /metrics"])
-async def test_a_worker_has_failed_until_it_tells_again_what_it_is(session, path) -> None:
+async def test_a_worker_has_failed_until_it_tells_again_what_it_is(sessions, path) -> None:
     async with FakeWorker(vllm_answers()) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         await watch.look(0.0)
         for now, broken in ((20.0, (500, b"")), (60.0, None)):
             worker.answers[path] = broken
@@ -83,9 +84,9 @@ async def test_a_worker_has_failed_until_it_tells_again_what_it_is(session, path
             assert not watch.error
 
 
-async def test_another_process_is_a_restart_seen_in_the_metrics_or_after_an_absence(session) -> None:
+async def test_another_process_is_a_restart_seen_in_the_metrics_or_after_an_absence(sessions) -> None:
     async with FakeWorker(vllm_answers(started=1)) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         await watch.look(0.0)
         worker.answers = vllm_answers(started=2)
         assert await watch.look(1.0) is Sighting.RESTARTED
@@ -96,10 +97,10 @@ async def test_another_process_is_a_restart_seen_in_the_metrics_or_after_an_abse
         assert await watch.look(4.0) is Sighting.RESTARTED
 
 
-async def test_without_a_start_time_an_absence_is_taken_for_a_restart(session) -> None:
+async def test_without_a_start_time_an_absence_is_taken_for_a_restart(sessions) -> None:
     untimed = vllm_answers() | {"GET /metrics": (404, b"")}
     async with FakeWorker(dict(untimed)) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         assert await watch.look(0.0) is Sighting.IDENTIFIED
         watch.doubt()
         assert await watch.look(1.0) is Sighting.IDENTIFIED
@@ -110,9 +111,9 @@ async def test_without_a_start_time_an_absence_is_taken_for_a_restart(session) -
         assert await watch.look(22.0) is Sighting.ALIVE
 
 
-async def test_a_doubted_worker_is_asked_anew_what_it_is(session) -> None:
+async def test_a_doubted_worker_is_asked_anew_what_it_is(sessions) -> None:
     async with FakeWorker(vllm_answers()) as worker:
-        watch = watch_of(worker, session)
+        watch = watch_of(worker, sessions)
         await watch.look(0.0)
         worker.answers["GET /v1/models"] = (200, MODELS.replace(b'"m"', b'"other"'))
         assert await watch.look(1.0) is Sighting.ALIVE

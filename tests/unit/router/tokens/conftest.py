@@ -1,17 +1,18 @@
-"""Token sources by name, with a session that is closed at the end."""
+"""Token sources by name, with a sessions that is closed at the end."""
 
-import aiohttp
 import pytest
 
+from router.engines.sessions import WorkerSessions
 from router.tokens import SOURCES
+from tests.support.certificates import system_trust
 
 
 @pytest.fixture
-async def session():
-    async with aiohttp.ClientSession() as session:
-        yield session
+async def sessions():
+    async with WorkerSessions(system_trust()) as sessions:
+        yield sessions
 
 
 @pytest.fixture
-def make_source(session):
-    return lambda name, host: SOURCES[name](host, session)
+def make_source(sessions):
+    return lambda name, host: SOURCES[name](host, sessions)

@@ -43,8 +43,8 @@ def host(worker):
 
 
 @pytest.fixture
-def source(host, session):
-    return EngineTokens(host, session)
+def source(host, sessions):
+    return EngineTokens(host, sessions)
 
 
 async def test_a_recorded_chat(worker, source):
@@ -61,9 +61,9 @@ async def test_the_model_asked_for_is_the_one_that_was_resolved(worker, source):
     assert worker.bodies("/tokenize") == [b'{"model":"adapter","prompt":"x"}']
 
 
-async def test_a_key_goes_along(worker, session):
+async def test_a_key_goes_along(worker, sessions):
     host = StubHost(targets=(target(worker, headers={"authorization": "Bearer k"}),))
-    await prompt_of(EngineTokens(host, session), TEXT)
+    await prompt_of(EngineTokens(host, sessions), TEXT)
     assert worker.requests[0][2]["authorization"] == "Bearer k"
 
 
@@ -171,7 +171,7 @@ async def test_one_failure_is_told_to_all_who_wait(worker, host, source):
     assert (host.fallbacks, len(worker.requests)) == ({"refused": 3}, 1)
 
 
-async def test_a_worker_that_hangs_is_given_up(worker, host, session):
+async def test_a_worker_that_hangs_is_given_up(worker, host, sessions):
     release = asyncio.Event()
 
     async def answer(body):
@@ -179,7 +179,7 @@ async def test_a_worker_that_hangs_is_given_up(worker, host, session):
         return tokens()
 
     worker.answers["POST /tokenize"] = answer
-    source = EngineTokens(host, session, timeout_seconds=0.05)
+    source = EngineTokens(host, sessions, timeout_seconds=0.05)
     texts = [b'{"prompt": "number %d"}' % i for i in range(2 * TOKENIZE_CALLS_PER_WORKER)]
     prompts = await asyncio.gather(*(prompt_of(source, text) for text in texts))
     release.set()
