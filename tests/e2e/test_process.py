@@ -8,12 +8,16 @@ import signal
 import socket
 import sys
 from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
 
 import aiohttp
+import pytest
 
 from loadgen.engine import EngineSettings
 from loadgen.mock_process import MockWorker
 from loadgen.mock_worker import MockFleet
+from tests.support.certificates import PairFiles, client_context, pair_files
 from tests.support.gateway_process import REPOSITORY, running_gateway
 
 
@@ -41,6 +45,33 @@ async def test_each_worker_is_described_in_one_line() -> None:
             for part in ("vLLM 0.32.0", "serves mock", "blocks of 32 tokens", "500 KV blocks", "index exact"):
                 assert part in line
             assert await gateway.stop() == 0
+
+
+def break_pair(files: PairFiles) -> None:
+    Path(files.cert).write_text("half a certificate")
+
+
+async def test_tls_is_served_and_its_certificate_read_anew(tmp_path: Path) -> None:
+    files = pair_files(tmp_path)
+    arguments = ("--tls-cert", files.cert, "--tls-key", files.key, "--worker-insecure")
+    async with (
+        running_gateway(*arguments) as gateway,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session,
+    ):
+        assert gateway.url.startswith("https://")
+        await gateway.printed("WARNING.*certificates of https workers are not checked")
+        get = partial(session.get, gateway.url + "/health", ssl=client_context())
+        async with get() as response:
+            assert response.status == 200
+        break_pair(files)
+        await gateway.printed("ERROR.*certificate for clients: .*stays in force")
+        async with get() as response:
+            assert response.status == 200
+        pair_files(tmp_path, "elsewhere.test")
+        await gateway.printed("INFO.*certificate for clients: loaded anew")
+        with pytest.raises(aiohttp.ClientConnectorCertificateError):
+            await get()
+        assert await gateway.stop() == 0
 
 
 async def test_sigterm_lets_a_stream_end_and_exits_with_0() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -40,6 +41,15 @@ def pair_files(
     Path(files.cert).write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
     issued.private_key_pem.write_to_path(files.key)
     return files
+
+
+@cache
+def client_context(*protocols: str) -> ssl.SSLContext:
+    """What checks a server of our authority, and offers these protocols (ALPN)."""
+    context = ssl.create_default_context()
+    authority().configure_trust(context)
+    context.set_alpn_protocols(protocols)
+    return context
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,15 +25,20 @@ class FakeWorker:
     answers: dict[str, Answer]
     requests: list[tuple[str, str, dict[str, str], bytes]] = field(default_factory=list)
     url: str = ""
+    """Where it is; a Unix socket when given as `unix:/path`, else a free port of loopback."""
+    tls: ssl.SSLContext | None = None
 
     async def __aenter__(self) -> FakeWorker:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", self._handle)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        if self.url.startswith("unix:"):
+            await web.UnixSite(self._runner, self.url.removeprefix("unix:")).start()
+            return self
+        await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.tls).start()
         host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}"
+        self.url = f"{'https' if self.tls else 'http'}://{host}:{port}"
         return self
 
     async def __aexit__(

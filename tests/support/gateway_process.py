@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SERVING = re.compile(r"serving on http://\S+?:(\d+).*admin on http://\S+?:(\d+)")
+SERVING = re.compile(r"serving on (https?)://\S+?:(\d+).*admin on http://\S+?:(\d+)")
 
 
 class GatewayProcess:
@@ -24,6 +24,7 @@ class GatewayProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
         self.lines: list[str] = []
+        self.scheme = "http"
         self.port = 0
         self.admin_port = 0
         self._printed = asyncio.Condition()
@@ -31,7 +32,7 @@ class GatewayProcess:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{self.scheme}://127.0.0.1:{self.port}"
 
     @property
     def admin_url(self) -> str:
@@ -98,7 +99,7 @@ async def running_gateway(*arguments: str, **environment: str) -> AsyncIterator[
     gateway = GatewayProcess(process)
     try:
         match = await gateway.printed(SERVING.pattern)
-        gateway.port, gateway.admin_port = int(match[1]), int(match[2])
+        gateway.scheme, gateway.port, gateway.admin_port = match[1], int(match[2]), int(match[3])
         yield gateway
     finally:
         if process.returncode is None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+
+from router.worker_address import WorkerAddress
 
 Script = Callable[["WorkerSide"], Awaitable[None]]
 """Called for each request that arrives; returns when its answer is written."""
@@ -64,18 +67,33 @@ class WorkerSide:
 
 
 class RawWorker:
-    """`async with RawWorker(script) as worker`. Connections stay open until a side closes them."""
+    """`async with RawWorker(script) as worker`. Connections stay open until a side closes them.
 
-    def __init__(self, script: Script) -> None:
+    It listens on a free port of `host`, or on the Unix socket `path`; `tls` makes it an https worker."""
+
+    def __init__(
+        self, script: Script, *, host: str = "127.0.0.1", path: str = "", tls: ssl.SSLContext | None = None
+    ) -> None:
         self.script = script
+        self.url = f"unix:{path}"
+        self._host = host
+        self._path = path
+        self._tls = tls
         self.requests: list[Recorded] = []
         self.sides: list[WorkerSide] = []
         self.num_open = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> RawWorker:
-        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=1 << 20)
+        if self._path:
+            self._server = await asyncio.start_unix_server(self._connected, self._path, limit=1 << 20)
+            return self
+        self._server = await asyncio.start_server(
+            self._connected, self._host, 0, limit=1 << 20, ssl=self._tls
+        )
         self.port: int = self._server.sockets[0].getsockname()[1]
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        self.url = f"{'https' if self._tls else 'http'}://{host}:{self.port}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -87,12 +105,8 @@ class RawWorker:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
     def id(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return WorkerAddress.parse(self.url).id
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

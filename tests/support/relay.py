@@ -21,7 +21,7 @@ from router.proxy import Proxy
 from router.server import Server
 from router.tls import ReloadedContext
 from router.worker_address import WorkerAddress
-from tests.support.certificates import system_trust
+from tests.support.certificates import client_context, system_trust
 from tests.support.raw_worker import RawWorker
 from tests.support.waiting import eventually
 
@@ -74,6 +74,7 @@ class Gateway:
     fleet: StillFleet
     metrics: Metrics
     port: int
+    tls: bool = False
 
     async def at_rest(self) -> None:
         """Wait until nothing is booked, held or connected but idle worker connections."""
@@ -98,8 +99,12 @@ class Gateway:
         )
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[RawClient]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 27)
+    async def client(
+        self, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None
+    ) -> AsyncIterator[RawClient]:
+        """A connection to the gateway; over TLS when it serves that, or with the client's own `tls`."""
+        tls = tls or (client_context() if self.tls else None)
+        reader, writer = await asyncio.open_connection(host, self.port, limit=1 << 27, ssl=tls)
         client = RawClient(reader, writer)
         try:
             yield client
@@ -121,6 +126,7 @@ async def gateway(
     max_connections: int = 1000,
     tokens: object | None = None,
     policy: str = "round_robin",
+    host: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
     worker_tls: ReloadedContext | None = None,
     **limits: float,
@@ -149,8 +155,8 @@ async def gateway(
         max_connections=max_connections,
         check=proxy.upstream.check,
     )
-    await server.start("127.0.0.1", 0, tls)
-    running = Gateway(core, proxy, server, fleet, metrics, server.port)
+    await server.start(host, 0, tls)
+    running = Gateway(core, proxy, server, fleet, metrics, server.port, tls is not None)
     try:
         yield running
         await running.at_rest()

@@ -1,0 +1,346 @@
+"""The relay with TLS towards clients and towards workers: bytes, order, back-pressure, leaving, failing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.limits import WRITE_BUFFER_HIGH
+from router.tls import server_context
+from tests.support.certificates import client_context, pair_files, worker_trust
+from tests.support.raw_worker import (
+    END_OF_CHUNKS,
+    STREAM_HEAD,
+    RawWorker,
+    Script,
+    WorkerSide,
+    answering,
+    chunk,
+    event,
+    json_answer,
+)
+from tests.support.relay import Gateway, gateway, get, post
+from tests.support.waiting import eventually
+
+SIDES = pytest.mark.parametrize("sides", ["client", "worker", "both"])
+
+
+@contextlib.asynccontextmanager
+async def relay(
+    script: Script, directory: Path, sides: str = "both", **options: Any
+) -> AsyncIterator[tuple[RawWorker, Gateway]]:
+    """A gateway before one worker, with TLS on these sides."""
+    files = pair_files(directory)
+    context = server_context(files.cert, files.key)
+    async with (
+        RawWorker(script, tls=context if sides != "client" else None) as worker,
+        gateway(
+            worker,
+            tls=context if sides != "worker" else None,
+            worker_tls=worker_trust(directory),
+            **options,
+        ) as running,
+    ):
+        yield worker, running
+
+
+@SIDES
+async def test_events_arrive_one_by_one(tmp_path: Path, sides: str) -> None:
+    seen = asyncio.Queue[None]()
+
+    async def script(side: WorkerSide) -> None:
+        await side.send(STREAM_HEAD)
+        for text in "abc":
+            await side.send(chunk(event(text)))
+            await seen.get()
+        await side.send(END_OF_CHUNKS)
+
+    async with relay(script, tmp_path, sides) as (_, running), running.client() as client:
+        await client.send(post())
+        await client.reader.readuntil(b"\r\n\r\n")
+        for text in "abc":
+            assert await client.reader.readuntil(b"\n\n\r\n") == chunk(event(text))
+            seen.put_nowait(None)
+        assert await client.reader.readuntil(b"0\r\n\r\n") == END_OF_CHUNKS
+
+
+@SIDES
+async def test_connections_are_kept_on_both_sides(tmp_path: Path, sides: str) -> None:
+    async with relay(answering(json_answer()), tmp_path, sides) as (worker, running):
+        async with running.client() as client:
+            for _ in range(5):
+                await client.send(post())
+                assert (await client.answer()).body == b'{"ok":true}'
+        assert [side.num_requests for side in worker.sides] == [5]
+
+
+@SIDES
+async def test_large_bodies_pass_unchanged(tmp_path: Path, sides: str) -> None:
+    body = b'{"model":"m","prompt":"' + bytes(range(32, 34))[:1] * (8 << 20) + b'"}'
+    answer = bytes(range(256)) * (32 << 10)
+
+    async with relay(answering(json_answer(answer)), tmp_path, sides) as (worker, running):
+        async with running.client() as client:
+            for _ in range(2):
+                await client.send(post(body))
+                assert (await client.answer()).body == answer
+        assert [request.body == body for request in worker.requests] == [True, True]
+
+
+@SIDES
+async def test_slow_client_pauses_the_worker_and_gets_every_byte(tmp_path: Path, sides: str) -> None:
+    data = chunk(event("x" * 4000))
+    num_chunks = 5000  # 20 MB: far beyond what kernel buffers hold
+    sent = 0
+
+    async def script(side: WorkerSide) -> None:
+        nonlocal sent
+        await side.send(STREAM_HEAD)
+        for _ in range(num_chunks):
+            await side.send(data)
+            sent += 1
+        await side.send(END_OF_CHUNKS)
+
+    async with relay(script, tmp_path, sides) as (worker, running), running.client() as client:
+        client.writer.transport.pause_reading()
+        await client.send(post())
+        (connection,) = await eventually(lambda: list(running.server._connections))
+        await eventually(lambda: connection.is_paused)
+        await eventually(lambda: worker.sides[0].writer.transport.get_write_buffer_size() > 0)
+        assert sent < num_chunks
+        # One read of the worker's bytes may come on top before it is paused.
+        assert connection.transport.get_write_buffer_size() <= WRITE_BUFFER_HIGH + (256 << 10)
+        client.writer.transport.resume_reading()
+        answer = await client.answer()
+        assert answer.raw_body == data * num_chunks + END_OF_CHUNKS
+
+
+async def waits(side: WorkerSide) -> None:
+    await side.peer_left()
+
+
+async def waits_in_the_stream(side: WorkerSide) -> None:
+    await side.send(STREAM_HEAD + chunk(event("a")))
+    await side.peer_left()
+
+
+async def waits_in_a_body(side: WorkerSide) -> None:
+    await side.send(json_answer(b"x" * 100)[:-50])
+    await side.peer_left()
+
+
+@SIDES
+@pytest.mark.parametrize("script", [waits, waits_in_the_stream, waits_in_a_body])
+@pytest.mark.parametrize("politely", [True, False])
+async def test_client_that_leaves_stops_the_worker(
+    tmp_path: Path, sides: str, script: Script, politely: bool
+) -> None:
+    """`politely`: with the farewell of TLS, else by a bare end of the connection."""
+    async with relay(script, tmp_path, sides) as (worker, running), running.client() as client:
+        await client.send(post())
+        if script is not waits:
+            await client.reader.readuntil(b"\r\n\r\n")
+        await eventually(lambda: worker.sides and worker.sides[0].num_requests)
+        if politely:
+            client.writer.close()
+        else:
+            client.writer.transport.abort()
+        await worker.sides[0].gone.wait()
+        await running.at_rest()
+        assert running.counted("kvgate_requests_total", outcome="client_gone") == 1
+
+
+async def test_client_that_leaves_while_it_reads_nothing_is_noticed(tmp_path: Path) -> None:
+    """What waits for it in the gateway is no reason to wait for its farewell."""
+
+    async def script(side: WorkerSide) -> None:
+        await side.send(STREAM_HEAD)
+        while not side.writer.is_closing():
+            await side.send(chunk(event("x" * 60_000)))
+
+    async with relay(script, tmp_path) as (worker, running), running.client() as client:
+        client.writer.transport.pause_reading()
+        await client.send(post())
+        (connection,) = await eventually(lambda: list(running.server._connections))
+        await eventually(lambda: connection.is_paused)
+        client.writer.transport.abort()
+        await worker.sides[0].gone.wait()
+        await running.at_rest()
+
+
+@SIDES
+async def test_client_that_takes_nothing_is_cut(tmp_path: Path, sides: str) -> None:
+    async def script(side: WorkerSide) -> None:
+        await side.send(STREAM_HEAD)
+        while True:
+            await side.send(chunk(event("x" * 60_000)))
+
+    limits = {"client_write_seconds": 0.1}
+    async with relay(script, tmp_path, sides, **limits) as (worker, running), running.client() as client:
+        client.writer.transport.pause_reading()
+        await client.send(post())
+        await eventually(lambda: worker.sides and worker.sides[0].gone.is_set())
+        await running.at_rest()
+        assert running.counted("kvgate_client_gone_total", phase="slow") == 1
+
+
+# Failing workers
+
+
+@pytest.mark.parametrize("ending", [WorkerSide.close, WorkerSide.reset])
+async def test_worker_that_dies_in_mid_stream_ends_in_an_error_event(tmp_path: Path, ending: Any) -> None:
+    async def script(side: WorkerSide) -> None:
+        await side.send(STREAM_HEAD + chunk(event("a")))
+        await seen.wait()
+        ending(side)
+        await side.peer_left()
+
+    seen = asyncio.Event()
+    async with relay(script, tmp_path) as (_, running), running.client() as client:
+        await client.send(post())
+        await client.reader.readuntil(event("a"))
+        seen.set()
+        assert b'"error"' in await client.reader.readuntil(END_OF_CHUNKS)
+
+
+async def test_broken_answer_is_no_whole_one_to_an_http10_client(tmp_path: Path) -> None:
+    """Where the end of the connection ends the body, neither TLS's farewell nor a FIN may follow."""
+
+    async def script(side: WorkerSide) -> None:
+        await side.send(STREAM_HEAD + chunk(event("a")))
+        await seen.wait()
+        side.close()
+        await side.peer_left()
+
+    seen = asyncio.Event()
+    async with relay(script, tmp_path) as (_, running), running.client() as client:
+        await client.send(post().replace(b"HTTP/1.1", b"HTTP/1.0"))
+        await client.reader.readuntil(event("a"))
+        seen.set()
+        with pytest.raises(ConnectionResetError):
+            await client.closed()
+
+
+async def test_worker_that_closes_a_kept_connection_is_asked_again(tmp_path: Path) -> None:
+    async def script(side: WorkerSide) -> None:
+        if side.num_requests == 1:
+            await side.send(json_answer())
+        else:
+            side.close()
+            await side.peer_left()
+
+    async with relay(script, tmp_path) as (worker, running), running.client() as client:
+        for _ in range(3):
+            await client.send(post())
+            assert (await client.answer()).status == 200
+        assert [side.num_requests for side in worker.sides] == [2, 2, 1]
+
+
+async def test_answer_that_ends_with_its_connection(tmp_path: Path) -> None:
+    async def script(side: WorkerSide) -> None:
+        await side.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n[1,")
+        await side.send(b"2]")
+        side.close()
+        await side.peer_left()
+
+    async with relay(script, tmp_path) as (_, running), running.client() as client:
+        await client.send(post())
+        assert (await client.answer()).body == b"[1,2]"
+
+
+async def test_worker_that_never_ends_its_handshake_times_out(tmp_path: Path) -> None:
+    left = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        left.set()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server, gateway(url, worker_tls=worker_trust(tmp_path), connect_seconds=0.1) as running:
+        answer = await running.ask(post())
+        assert (answer.status, b'"connect_timeout"' in answer.body) == (504, True)
+        await left.wait()
+
+
+# Clients
+
+
+async def test_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path) -> None:
+    limits = {"body_bytes": 1000}
+    async with relay(waits, tmp_path, **limits) as (_, running), running.client() as client:
+        client.writer.write(post(b"x" * (4 << 20)))
+        assert (await client.answer()).status == 413
+        assert await client.closed() == b""
+
+
+async def test_connections_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
+    async with (
+        relay(answering(json_answer()), tmp_path, max_connections=1) as (_, running),
+        running.client() as first,
+    ):
+        await first.send(post())
+        assert (await first.answer()).status == 200
+        async with running.client() as second:
+            assert (await second.answer()).status == 503
+            assert await second.closed() == b""
+        first.leave()
+
+
+async def test_plain_text_on_the_tls_port_is_dropped(tmp_path: Path) -> None:
+    async with relay(answering(json_answer()), tmp_path) as (_, running):
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        writer.write(get("/health"))
+        with contextlib.suppress(ConnectionResetError):
+            assert b"HTTP" not in await reader.read()
+        writer.close()
+        assert (await running.ask(post())).status == 200
+
+
+async def test_client_that_never_ends_its_handshake_is_dropped(tmp_path: Path) -> None:
+    async with relay(waits, tmp_path, head_seconds=0.1) as (_, running):
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def test_tls_before_1_2_is_refused(tmp_path: Path) -> None:
+    old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+    with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+        old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+    async with relay(waits, tmp_path) as (_, running):
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            async with running.client(tls=old):
+                pass
+
+
+async def test_http_1_1_is_what_a_client_of_http_2_is_offered(tmp_path: Path) -> None:
+    modern = client_context("h2", "http/1.1")
+    async with relay(waits, tmp_path) as (_, running), running.client(tls=modern) as client:
+        assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+
+
+async def test_drain_ends_tls_connections_too(tmp_path: Path) -> None:
+    async with (
+        relay(waits_in_the_stream, tmp_path) as (worker, running),
+        running.client() as client,
+        running.client() as idle,
+    ):
+        await idle.send(get("/health"))
+        await idle.answer()
+        await client.send(post())
+        await client.reader.readuntil(event("a"))
+        drained = asyncio.ensure_future(running.server.drain(0.05))
+        assert await idle.closed() == b""
+        assert b'"code":"shutting_down"' in await client.closed()
+        assert await drained is False
+        await worker.sides[0].gone.wait()
