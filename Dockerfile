@@ -20,11 +20,11 @@ FROM python:3.11-slim
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin kvgate
 COPY --from=build /opt/kvgate /opt/kvgate
 COPY deploy/entrypoint.sh /usr/local/bin/kvgate-entrypoint
+COPY deploy/healthcheck.py /usr/local/bin/kvgate-healthcheck
 ENV PATH=/opt/kvgate/bin:$PATH PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 USER 10001
 # 8000 serves clients. 9190, the admin port, leaves the container only with KVGATE_ADMIN_API_KEY set.
 EXPOSE 8000 9190
-HEALTHCHECK --interval=10s --timeout=3s --start-period=5s \
-  CMD ["python", "-c", "import http.client, os, sys; c = http.client.HTTPConnection('127.0.0.1', int(os.environ.get('KVGATE_PORT', 8000)), timeout=2); c.request('GET', '/livez'); sys.exit(c.getresponse().status != 200)"]
+HEALTHCHECK --interval=10s --timeout=3s --start-period=5s CMD ["python", "/usr/local/bin/kvgate-healthcheck"]
 ENTRYPOINT ["kvgate-entrypoint"]
 CMD ["serve"]

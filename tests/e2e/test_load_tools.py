@@ -134,7 +134,7 @@ def test_mock_says_when_a_port_is_taken(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert mock_main(["--num-workers", "1", "--port", port, "--events-port", "0"]) == 1
-    assert "can't start" in capsys.readouterr().err
+    assert "can't listen" in capsys.readouterr().err
 
 
 async def test_a_child_that_ends_is_told_with_its_log(tmp_path):

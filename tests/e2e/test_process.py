@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 import socket
@@ -42,9 +43,19 @@ async def test_each_worker_is_described_in_one_line() -> None:
         (worker,) = fleet.workers
         async with running_gateway("--worker-urls", worker.url, *endpoints(worker)) as gateway:
             line = (await gateway.printed("worker 127.*vLLM")).string
+            assert await image_health_check(gateway.port) == 0
             for part in ("vLLM 0.32.0", "serves mock", "blocks of 32 tokens", "500 KV blocks", "index exact"):
                 assert part in line
             assert await gateway.stop() == 0
+
+
+async def image_health_check(port: int, **environment: str) -> int:
+    """The exit code of what the image calls to see whether it is alive."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "deploy/healthcheck.py",
+        cwd=REPOSITORY, env={**os.environ, "KVGATE_PORT": str(port), **environment},
+    )  # fmt: skip
+    return await process.wait()
 
 
 def break_pair(files: PairFiles) -> None:
@@ -63,6 +74,7 @@ async def test_tls_is_served_and_its_certificate_read_anew(tmp_path: Path) -> No
         get = partial(session.get, gateway.url + "/health", ssl=client_context())
         async with get() as response:
             assert response.status == 200
+        assert await image_health_check(gateway.port, KVGATE_TLS_CERT=files.cert) == 0
         break_pair(files)
         await gateway.printed("ERROR.*certificate for clients: .*stays in force")
         async with get() as response:

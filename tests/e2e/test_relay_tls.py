@@ -254,20 +254,42 @@ async def test_answer_that_ends_with_its_connection(tmp_path: Path) -> None:
         assert (await client.answer()).body == b"[1,2]"
 
 
-async def test_worker_that_never_ends_its_handshake_times_out(tmp_path: Path) -> None:
-    left = asyncio.Event()
+class MuteWorker:
+    """Takes connections and answers no handshake."""
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read()
-        left.set()
+    async def __aenter__(self) -> MuteWorker:
+        self.met, self.left = asyncio.Event(), asyncio.Event()
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.url = f"https://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.met.set()
+        with contextlib.suppress(ConnectionResetError):
+            await reader.read()
+        self.left.set()
         writer.close()
 
-    server = await asyncio.start_server(silent, "127.0.0.1", 0)
-    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, gateway(url, worker_tls=worker_trust(tmp_path), connect_seconds=0.1) as running:
+
+async def test_worker_that_never_ends_its_handshake_times_out(tmp_path: Path) -> None:
+    trust = worker_trust(tmp_path)
+    async with MuteWorker() as mute, gateway(mute.url, worker_tls=trust, connect_seconds=0.1) as running:
         answer = await running.ask(post())
         assert (answer.status, b'"connect_timeout"' in answer.body) == (504, True)
-        await left.wait()
+        await mute.left.wait()
+
+
+async def test_client_that_leaves_during_the_workers_handshake_ends_it(tmp_path: Path) -> None:
+    async with MuteWorker() as mute, gateway(mute.url, worker_tls=worker_trust(tmp_path)) as running:
+        async with running.client() as client:
+            await client.send(post())
+            await mute.met.wait()
+        await mute.left.wait()
+        await running.at_rest()
 
 
 # Clients
@@ -289,6 +311,7 @@ async def test_connections_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
         await first.send(post())
         assert (await first.answer()).status == 200
         async with running.client() as second:
+            await second.send(post())
             assert (await second.answer()).status == 503
             assert await second.closed() == b""
         first.leave()
