@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 
 import aiohttp
 
@@ -33,8 +35,14 @@ class WorkerSessions:
         await asyncio.gather(*(session.close() for session in (self._network, *self._by_path.values())))
 
     def request(
-        self, address: WorkerAddress, method: str, path: str, *, data: bytes | None, headers: dict[str, str]
-    ) -> aiohttp.client._RequestContextManager:
+        self,
+        address: WorkerAddress,
+        method: str,
+        path: str,
+        *,
+        data: bytes | None,
+        headers: Mapping[str, str],
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """As aiohttp's own; redirects are answers."""
         return self._session_for(address).request(
             method,
