@@ -288,6 +288,9 @@ class ClientConnection(asyncio.Protocol):
         """Draining: nobody waits for an answer here."""
         if self._active is None and not self._is_lingering:
             self._close()
+            if self.transport.get_extra_info("sslcontext") is not None:
+                # TLS ends when both have said so, and many an idle client looks only before its next request.
+                self._close_at = self._server.clock() + self._server.limits.linger_seconds
 
     def abort(self, reason: str) -> None:
         """At once, whatever is on its way."""

@@ -63,7 +63,8 @@ class RelayLimits:
     """An idle client connection, as nginx."""
     linger_seconds: float = 5.0
     """After refusing a request half sent: time to read on, so that the refusal is not lost to a reset. After
-    one side of a tunnel has ended: how long the other may be silent, since most that end are gone."""
+    one side of a tunnel has ended: how long the other may be silent, since most that end are gone. In a
+    drain: how long an idle client may owe TLS its farewell."""
     pipelined_bytes: int = 64 << 10
     collected_bytes: int = 2 << 30
     """Bodies held by the whole process: 32 of the largest, or 60,000 prompts of 8,192 tokens."""

@@ -93,7 +93,7 @@ class Server:
             backlog=LISTEN_BACKLOG,
             ssl=tls,
             ssl_handshake_timeout=self.limits.head_seconds if tls is not None else None,
-            ssl_shutdown_timeout=self.limits.linger_seconds if tls is not None else None,
+            ssl_shutdown_timeout=self.limits.client_write_seconds if tls is not None else None,
         )
         if host == "::":
             self._listener = await listen(sock=_dual_stack_socket(port))

@@ -303,6 +303,25 @@ async def test_refusal_reaches_a_client_that_is_still_sending(tmp_path: Path) ->
         assert await client.closed() == b""
 
 
+async def test_last_bytes_wait_for_a_slow_client(tmp_path: Path) -> None:
+    """Ending TLS waits for what is to be sent before; that may take as long as any write."""
+    body = bytes(range(256)) * (64 << 10)
+    async with relay(answering(json_answer(body)), tmp_path, "client", linger_seconds=0.05) as (_, running):
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", running.port, limit=1024, ssl=client_context()
+        )
+        writer.write(post(extra="Connection: close\r\n"))
+        await reader.readuntil(b"\r\n\r\n")
+        received = bytearray()
+        (connection,) = running.server._connections
+        while not connection.transport.is_closing():
+            received += await reader.read(4096)
+        await asyncio.sleep(0.2)  # longer than the limit that must not count
+        received += await reader.read()
+        writer.close()
+        assert received == body
+
+
 async def test_connections_beyond_the_limit_are_told_so(tmp_path: Path) -> None:
     async with (
         relay(answering(json_answer()), tmp_path, max_connections=1) as (_, running),
@@ -350,6 +369,19 @@ async def test_http_1_1_is_what_a_client_of_http_2_is_offered(tmp_path: Path) ->
     modern = client_context("h2", "http/1.1")
     async with relay(waits, tmp_path) as (_, running), running.client(tls=modern) as client:
         assert client.writer.get_extra_info("ssl_object").selected_alpn_protocol() == "http/1.1"
+
+
+async def test_drain_does_not_wait_for_idle_clients_that_look_at_nothing(tmp_path: Path) -> None:
+    """As those of clients without an event loop: their farewell comes with their next request."""
+    async with (
+        relay(answering(json_answer()), tmp_path, linger_seconds=0.1) as (_, running),
+        running.client() as client,
+    ):
+        await client.send(post())
+        await client.answer()
+        client.writer.transport.pause_reading()
+        async with asyncio.timeout(10):
+            assert await running.server.drain(60) is True
 
 
 async def test_drain_ends_tls_connections_too(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -194,6 +195,16 @@ async def test_socket_that_is_not_there_is_a_refused_connection(tmp_path: Path) 
 # IPv6
 
 
+def has_ipv6() -> bool:
+    with contextlib.suppress(OSError), socket.create_server(("::1", 0), family=socket.AF_INET6):
+        return True
+    return False
+
+
+needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+
+
+@needs_ipv6
 async def test_worker_with_an_ipv6_address() -> None:
     async with RawWorker(answering(json_answer()), host="::1") as worker, gateway(worker) as running:
         answer = await running.ask(post())
@@ -201,6 +212,7 @@ async def test_worker_with_an_ipv6_address() -> None:
         assert worker.requests[0].values("host") == [f"[::1]:{worker.port}".encode()]
 
 
+@needs_ipv6
 @pytest.mark.parametrize(("host", "reached"), [("::", ["127.0.0.1", "::1"]), ("::1", ["::1"])])
 async def test_listening_on_ipv6(host: str, reached: list[str]) -> None:
     """`::` is dual stack; other addresses are what they say."""
