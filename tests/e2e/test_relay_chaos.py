@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import logging
 import random
+from pathlib import Path
 
 import pytest
 
+from router.tls import server_context
+from tests.support.certificates import pair_files, worker_trust
 from tests.support.raw_worker import (
     END_OF_CHUNKS,
     STREAM_HEAD,
@@ -59,20 +62,25 @@ async def misbehave(client: RawClient, rng: random.Random) -> None:
 
 async def come_and_go(running: Gateway, rng: random.Random) -> None:
     async with running.client() as client:
-        with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, ConnectionError, ValueError):
+        with contextlib.suppress(TimeoutError, asyncio.IncompleteReadError, OSError, ValueError):
             await misbehave(client, rng)
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_nothing_is_left_behind(seed: int, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("over_tls", [False, True])
+async def test_nothing_is_left_behind(
+    seed: int, over_tls: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = random.Random(seed)
+    files = pair_files(tmp_path)
+    tls = server_context(files.cert, files.key) if over_tls else None
     script = misbehaving(rng)
     limits = {"first_byte_seconds": 0.2, "idle_seconds": 0.2, "linger_seconds": 0.1}
     async with (
-        RawWorker(script) as a,
-        RawWorker(script) as b,
-        RawWorker(script) as c,
-        gateway(a, b, c, **limits) as running,
+        RawWorker(script, tls=tls) as a,
+        RawWorker(script, tls=tls) as b,
+        RawWorker(script, tls=tls) as c,
+        gateway(a, b, c, tls=tls, worker_tls=worker_trust(tmp_path), **limits) as running,
     ):
         await asyncio.gather(*(come_and_go(running, rng) for _ in range(NUM_CLIENTS)))
         await running.at_rest()
