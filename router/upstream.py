@@ -28,6 +28,8 @@ from router.wire import http1, websocket
 from router.wire.http1 import ResponseHead
 from router.worker_address import WorkerAddress
 
+Clock = Callable[[], float]
+
 _TAIL_BYTES = 6
 """Two blank lines' worth: as much as is looked at behind a chunk."""
 
@@ -293,12 +295,7 @@ class WorkerPool:
     __slots__ = ("__weakref__", "_address", "_dialer", "_idle", "_limits", "_now", "has_key", "lines")
 
     def __init__(
-        self,
-        address: WorkerAddress,
-        key: str | None,
-        dialer: Dialer,
-        limits: RelayLimits,
-        clock: Callable[[], float],
+        self, address: WorkerAddress, key: str | None, dialer: Dialer, limits: RelayLimits, clock: Clock
     ) -> None:
         self._address = address
         self._dialer = dialer
@@ -361,11 +358,7 @@ class Upstream:
     """
 
     def __init__(
-        self,
-        limits: RelayLimits,
-        clock: Callable[[], float],
-        dialer: Dialer,
-        key_of: Callable[[Worker], str | None],
+        self, limits: RelayLimits, clock: Clock, dialer: Dialer, key_of: Callable[[Worker], str | None]
     ) -> None:
         self._limits = limits
         self._clock = clock

@@ -25,7 +25,8 @@ from tests.support.raw_worker import (
     event,
     json_answer,
 )
-from tests.support.relay import Gateway, gateway, get, post
+from tests.support.relay import Gateway, RawClient, gateway, get, post
+from tests.support.tunnels import agreeing, echoes, opening
 from tests.support.waiting import eventually
 
 SIDES = pytest.mark.parametrize("sides", ["client", "worker", "both"])
@@ -399,3 +400,40 @@ async def test_drain_ends_tls_connections_too(tmp_path: Path) -> None:
         assert b'"code":"shutting_down"' in await client.closed()
         assert await drained is False
         await worker.sides[0].gone.wait()
+
+
+# Tunnels
+
+
+async def opened(client: RawClient) -> None:
+    await client.send(opening())
+    head = await client.reader.readuntil(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 101 ")
+
+
+@SIDES
+async def test_bytes_pass_both_ways_through_a_tunnel(tmp_path: Path, sides: str) -> None:
+    data = bytes(range(256)) * (16 << 10)  # 4 MiB: more than the kernel holds, so that each side waits
+    async with relay(agreeing(echoes), tmp_path, sides) as (worker, running):
+        async with running.client() as client:
+            await opened(client)
+            client.writer.write(data)
+            assert await client.reader.readexactly(len(data)) == data
+            client.leave()
+        await worker.sides[0].gone.wait()
+        await running.at_rest()
+        assert running.counted("kvgate_requests_total", endpoint="/v1/realtime") == 1
+
+
+@SIDES
+async def test_last_bytes_of_a_worker_reach_the_client_of_a_tunnel(tmp_path: Path, sides: str) -> None:
+    data = bytes(range(256)) * (4 << 10)
+
+    async def says_goodbye(side: WorkerSide) -> None:
+        await side.send(data)
+        side.close()
+        await side.peer_left()
+
+    async with relay(agreeing(says_goodbye), tmp_path, sides) as (_, running), running.client() as client:
+        await opened(client)
+        assert await client.closed() == data

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from policies.types import Worker
+from router.dialing import Dialer
 from router.errors import RouterError, ShuttingDown, WorkerTimeout, WorkerUnavailable
 from router.limits import RelayLimits
 from router.tunnel import Tunnel, TunnelEnd
 from router.upstream import Upstream, WorkerConnection
+from tests.support.certificates import system_trust
 from tests.support.fake_transport import FakeTransport
 
 LIMITS = RelayLimits()
@@ -56,7 +58,8 @@ class Setup:
         self.ends: list[RouterError | None] = []
         self.client, self.worker = Client(is_paused=is_paused), worker or FakeTransport()
         self.client.transport.can_half_close = self.worker.can_half_close = can_half_close
-        pool = Upstream(LIMITS, self.clock, lambda worker: None).pool(Worker(id="w", url="http://w:1"))
+        upstream = Upstream(LIMITS, self.clock, Dialer(system_trust()), lambda worker: None)
+        pool = upstream.pool(Worker(id="w", url="http://w:1"))
         connection = WorkerConnection(pool)
         connection.connection_made(self.worker)
         self.tunnel = Tunnel(self.client, connection, self.ends.append, LIMITS, self.clock)
