@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from statistics import median
 
-from tests.bench import decision, intake, relay, report
+from tests.bench import decision, intake, latency, relay, report
 from tests.bench.intervals import median_interval
 from tests.bench.report import Result
 from tests.bench.workloads import WORKLOADS
@@ -66,6 +66,8 @@ def decision_result(case: str, micros: list[float]) -> Result:
 
 BENCHES: dict[str, Callable[[bool, Say], list[Result]]] = {
     **{name: relay_of(name) for name in WORKLOADS},
+    "latency": latency.alone,
+    "leaving": latency.leaving,
     "decision": decision_of_kv,
     "intake": event_intake,
 }

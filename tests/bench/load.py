@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import orjson
 import uvloop
 
-from tests.bench.workloads import WORKLOADS, Workload
+from tests.bench.workloads import ALONE, WORKLOADS, Workload
 
 CLOCK = time.perf_counter
 
@@ -31,10 +31,10 @@ class Tally:
     """Seconds from the request's last byte to the answer's first."""
     durations: list[float] = field(default_factory=list)
 
-    def take(self) -> bool:
-        """Whether another request is to be sent; if so it is taken."""
+    def take(self) -> int | None:
+        """The number of the next request, counted down; None when there are no more."""
         self.to_send -= 1
-        return self.to_send >= 0
+        return self.to_send if self.to_send >= 0 else None
 
 
 class Client(asyncio.Protocol):
@@ -42,7 +42,6 @@ class Client(asyncio.Protocol):
 
     def __init__(self, workload: Workload, tally: Tally, done: asyncio.Future[None]) -> None:
         self.workload = workload
-        self.request = workload.request()
         self.tally = tally
         self.done = done
         self.received = bytearray()
@@ -53,14 +52,16 @@ class Client(asyncio.Protocol):
         self.send()
 
     def send(self) -> None:
-        if not self.tally.take():
+        number = self.tally.take()
+        if number is None:
             self.done.set_result(None)
             self.transport.close()
             return
+        request = self.workload.request(number)
         self.received.clear()
         self.first_byte_at = 0.0
         self.sent_at = CLOCK()
-        self.transport.write(self.request)
+        self.transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         if not self.first_byte_at:
@@ -100,7 +101,7 @@ def percentile(values: list[float], share: float) -> float:
 
 def main() -> None:
     port, name, scale = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    tally = uvloop.run(run(port, WORKLOADS[name], scale))
+    tally = uvloop.run(run(port, WORKLOADS.get(name, ALONE), scale))
     report = {
         "num_requests": tally.num_requests,
         "num_events": tally.num_events,

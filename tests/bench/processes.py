@@ -1,4 +1,4 @@
-"""The processes of the relay bench: the worker and the two proxies, started, pinned, measured and ended.
+"""The processes of the relay bench: the workers and the proxies, started, pinned, measured and ended.
 
 Proxies run on the first core that we may use and everything else on the rest, so that what is measured never
 waits for what measures it. With one core, nothing is pinned.
@@ -14,13 +14,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
 START_SECONDS = 30
 END_SECONDS = 5
+NUM_WORKERS = 4
 NGINX_CONFIGURATION = Path(__file__).with_name("nginx.conf.in")
 
 
@@ -72,21 +73,25 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def running_worker() -> Iterator[int]:
-    """The bench worker; yields its port."""
-    with running([sys.executable, "-m", "tests.bench.worker"], LOAD_CORES, stdout=subprocess.PIPE) as process:
+def running_workers(num_workers: int = NUM_WORKERS) -> Iterator[list[int]]:
+    """The bench workers, one process that plays them all; yields their ports."""
+    command = [sys.executable, "-m", "tests.bench.worker", str(num_workers)]
+    with running(command, LOAD_CORES, stdout=subprocess.PIPE) as process:
         assert process.stdout
-        yield int(process.stdout.readline())
+        yield [int(port) for port in process.stdout.readline().split()]
 
 
 @contextlib.contextmanager
-def running_nginx(worker_port: int, directory: Path) -> Iterator[tuple[int, int, subprocess.Popen[bytes]]]:
-    """nginx before the worker; yields its plain port, its port with pooled connections, and its process."""
+def running_nginx(
+    worker_ports: Sequence[int], directory: Path
+) -> Iterator[tuple[int, int, subprocess.Popen[bytes]]]:
+    """nginx before the workers; yields its plain port, its port with pooled connections, and its process."""
     nginx = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if nginx is None:
         raise SystemExit("the relay bench compares with nginx, which is not installed: apt-get install nginx")
     port, pooled_port = free_port(), free_port()
-    values = {"DIRECTORY": directory, "PORT": port, "POOLED_PORT": pooled_port, "WORKER_PORT": worker_port}
+    servers = " ".join(f"server 127.0.0.1:{worker_port};" for worker_port in worker_ports)
+    values = {"DIRECTORY": directory, "PORT": port, "POOLED_PORT": pooled_port, "SERVERS": servers}
     text = NGINX_CONFIGURATION.read_text()
     for name, value in values.items():
         text = text.replace(f"@{name}@", str(value))
@@ -98,15 +103,21 @@ def running_nginx(worker_port: int, directory: Path) -> Iterator[tuple[int, int,
 
 
 @contextlib.contextmanager
-def running_gateway(worker_port: int) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """The gateway before the worker, routing by turns; yields its port and process."""
+def running_gateway(
+    worker_ports: Sequence[int], *flags: str
+) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The gateway before the workers; yields its port and process."""
     port = free_port()
-    command = [sys.executable, "-m", "router", "serve", "--policy", "round_robin", "--log-level", "warning"]
-    command += ["--worker-urls", f"http://127.0.0.1:{worker_port}"]
+    command = [sys.executable, "-m", "router", "serve", "--log-level", "warning", *flags]
+    command += ["--worker-urls", *urls(worker_ports)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", str(free_port())]
     with running(command, PROXY_CORES) as process:
         wait_until_ready(port, process, "/readyz")
         yield port, process
+
+
+def urls(worker_ports: Sequence[int]) -> list[str]:
+    return [f"http://127.0.0.1:{port}" for port in worker_ports]
 
 
 def wait_until_ready(port: int, process: subprocess.Popen[bytes], path: str) -> None:

@@ -1,7 +1,7 @@
 """What relaying costs, beside nginx: CPU time of the proxy's processes for each request or streamed event.
 
-Both proxies stand before the same worker and take turns under the same load, round after round; which of them
-goes first alternates. The figure is the ratio of their median CPU times for one unit of work.
+The proxies stand before the same workers and take turns under the same load, round after round; which of them
+goes first alternates. The figure is the ratio of median CPU times for one unit of work.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -70,45 +70,52 @@ def generate_load(port: int, workload: Workload, scale: float) -> dict[str, floa
     return report
 
 
-@dataclass(frozen=True)
-class Proxies:
-    """What is compared. `pooled` is the same nginx through its port with pooled connections to the worker."""
-
-    nginx: Proxy
-    pooled: Proxy
-    kvgate: Proxy
-
-    def yardsticks(self, workload: Workload) -> list[Proxy]:
-        """Over a stream's many events a connection of its own does not show."""
-        return [self.nginx] if workload.num_events else [self.nginx, self.pooled]
+def gateway_flags(workload: Workload) -> tuple[str, ...]:
+    """Without KV events `kv` goes by its own decisions; without a tokenizer its blocks are of bytes."""
+    return (
+        ("--policy", "kv", "--tokens", "bytes") if workload.routed_by_prompt else ("--policy", "round_robin")
+    )
 
 
 @contextlib.contextmanager
-def running_proxies(worker_port: int) -> Iterator[Proxies]:
+def running_proxies(
+    worker_ports: Sequence[int], workload: Workload, *, with_pool: bool
+) -> Iterator[list[Proxy]]:
+    """nginx, the same nginx through its port with pooled connections where asked for, and last kvgate."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-bench-")))
         directory.chmod(0o755)  # nginx's worker process gives up root
-        port, pooled_port, nginx = stack.enter_context(processes.running_nginx(worker_port, directory))
-        gateway = stack.enter_context(processes.running_gateway(worker_port))
-        yield Proxies(
-            Proxy("nginx", port, nginx), Proxy("nginx, pooled", pooled_port, nginx), Proxy("kvgate", *gateway)
-        )
+        port, pooled_port, nginx = stack.enter_context(processes.running_nginx(worker_ports, directory))
+        gateway = stack.enter_context(processes.running_gateway(worker_ports, *gateway_flags(workload)))
+        pooled = [Proxy("nginx, pooled", pooled_port, nginx)] if with_pool else []
+        yield [Proxy("nginx", port, nginx), *pooled, Proxy("kvgate", *gateway)]
+
+
+def take_turns(
+    proxies: Sequence[Proxy], workload: Workload, *, quick: bool, say: Callable[[str], None]
+) -> None:
+    """A round that does not count, then those that do."""
+    num_rounds, scale = (NUM_ROUNDS_QUICK, SCALE_QUICK) if quick else (NUM_ROUNDS, 1.0)
+    for proxy in proxies:
+        proxy.run(workload, scale, keep=False)  # connections made, code warm
+    for i in range(num_rounds):
+        say(f"relay {workload.name}: round {i + 1} of {num_rounds}")
+        for proxy in proxies if i % 2 else reversed(proxies):
+            proxy.run(workload, scale)
 
 
 def run(name: str, *, quick: bool, say: Callable[[str], None]) -> list[Result]:
-    """One workload; `say` is told of the progress."""
+    """One workload; `say` is told of the progress. Over a stream's many events a connection of its own to the
+    worker does not show, so nginx's pool is of interest without streams only."""
     workload = WORKLOADS[name]
-    num_rounds, scale = (NUM_ROUNDS_QUICK, SCALE_QUICK) if quick else (NUM_ROUNDS, 1.0)
-    with processes.running_worker() as worker_port, running_proxies(worker_port) as proxies:
-        in_turn = [*proxies.yardsticks(workload), proxies.kvgate]
-        for proxy in in_turn:
-            proxy.run(workload, scale, keep=False)  # connections made, code warm
-        for i in range(num_rounds):
-            say(f"relay {name}: round {i + 1} of {num_rounds}")
-            for proxy in in_turn if i % 2 else reversed(in_turn):
-                proxy.run(workload, scale)
-        memory = processes.resident_bytes(proxies.kvgate.process)
-        return [compare(workload, other, proxies.kvgate, memory) for other in proxies.yardsticks(workload)]
+    with (
+        processes.running_workers() as worker_ports,
+        running_proxies(worker_ports, workload, with_pool=not workload.num_events) as proxies,
+    ):
+        take_turns(proxies, workload, quick=quick, say=say)
+        *yardsticks, kvgate = proxies
+        memory = processes.resident_bytes(kvgate.process)
+        return [compare(workload, yardstick, kvgate, memory) for yardstick in yardsticks]
 
 
 def compare(workload: Workload, yardstick: Proxy, kvgate: Proxy, memory: int) -> Result:

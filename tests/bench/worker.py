@@ -1,14 +1,15 @@
 """A worker that costs next to nothing: what the relay bench puts behind each proxy. A process of its own.
 
-It prints its port, then speaks just enough HTTP/1.1 for clean clients (one request at a time, Content-Length
-bodies) and answers what the `x-bench` request header says: `plain SIZE` a JSON answer of SIZE bytes,
-`stream EVENTS GAP_MS` that many server-sent events as chunks of their own, GAP_MS apart (0: as fast as the
-socket takes them).
+It prints its ports, one for each worker that it plays, then speaks just enough HTTP/1.1 for clean clients (one
+request at a time, Content-Length bodies) and answers what the body's `user` says, which every gateway hands
+on: `plain SIZE` a JSON answer of SIZE bytes, `stream EVENTS GAP_MS` that many server-sent events as chunks of
+their own, GAP_MS apart (0: as fast as the socket takes them), `hold` nothing ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 
 import uvloop
@@ -19,6 +20,7 @@ STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
 )
 STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
+USER = re.compile(rb'"user": ?"([^"]*)"')
 MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}]}'
 
 
@@ -46,11 +48,12 @@ class Worker(asyncio.Protocol):
         head = self.received[:end_of_head].lower()
         if len(self.received) < end_of_head + 4 + int(header(head, b"content-length") or 0):
             return
+        user = USER.search(self.received, end_of_head)
         self.received = b""
-        self.answer(head)
+        self.answer(head, user[1] if user else b"none")
 
-    def answer(self, head: bytes) -> None:
-        kind, *numbers = (header(head, b"x-bench") or b"none").split()
+    def answer(self, head: bytes, wanted: bytes) -> None:
+        kind, *numbers = wanted.split()
         if kind == b"plain":
             padding = b" " * int(numbers[0])
             self.transport.write(answer(b"200 OK", b'{"object":"text_completion","choices":[]}' + padding))
@@ -58,6 +61,8 @@ class Worker(asyncio.Protocol):
             self.remaining, self.gap = int(numbers[0]), int(numbers[1]) / 1000
             self.transport.write(STREAM_HEAD)
             self.step()
+        elif kind == b"hold":
+            pass
         elif b" /v1/models " in head:
             self.transport.write(answer(b"200 OK", MODELS))
         elif b" /health " in head:
@@ -100,12 +105,13 @@ def header(head: bytes, name: bytes) -> bytes | None:
     return head[start + len(name) + 3 : end if end >= 0 else len(head)].strip()
 
 
-async def serve() -> None:
-    server = await asyncio.get_running_loop().create_server(Worker, "127.0.0.1", 0)
-    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+async def serve(num_workers: int) -> None:
+    loop = asyncio.get_running_loop()
+    servers = [await loop.create_server(Worker, "127.0.0.1", 0) for _ in range(num_workers)]
+    sys.stdout.write(" ".join(str(server.sockets[0].getsockname()[1]) for server in servers) + "\n")
     sys.stdout.flush()
-    await server.serve_forever()
+    await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    uvloop.run(serve())
+    uvloop.run(serve(int(sys.argv[1])))

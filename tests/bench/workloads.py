@@ -1,4 +1,4 @@
-"""What the relay bench sends: four kinds of traffic, each with the unit that its cost is counted in."""
+"""What the relay bench sends: kinds of traffic, each with the unit that its cost is counted in."""
 
 from __future__ import annotations
 
@@ -22,24 +22,37 @@ class Workload:
     """For the worker: see tests/bench/worker.py."""
     num_events: int = 0
     """Events of one streamed answer; 0 when it is not streamed."""
+    routed_by_prompt: bool = False
+    """The gateways look at the prompt (kvgate: `kv` without KV events), and each request has its own."""
     bar: float | None = None
 
     @property
     def unit(self) -> str:
         return "event" if self.num_events else "request"
 
-    @property
-    def num_units(self) -> int:
-        return self.num_requests * max(1, self.num_events)
-
-    def request(self) -> bytes:
-        stream = b"true" if self.num_events else b"false"
-        body = b'{"model":"bench","stream":%s,"prompt":"%s"}' % (stream, b"x" * self.prompt_bytes)
+    def request(self, number: int) -> bytes:
+        """The instruction to the worker stands in a field that every gateway forwards."""
+        body = b'{"model":"bench","stream":%s,"user":"%s","prompt":"%s"}' % (
+            b"true" if self.num_events else b"false",
+            self.answer.encode(),
+            self._prompt(number),
+        )
         return (
             b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            b"user-agent: bench\r\naccept: */*\r\nx-bench: %s\r\ncontent-length: %d\r\n\r\n"
-            % (self.answer.encode(), len(body))
+            b"user-agent: bench\r\naccept: */*\r\ncontent-length: %d\r\n\r\n" % len(body)
         ) + body
+
+    def _prompt(self, number: int) -> bytes:
+        """Where it matters: a third is every prompt's beginning, a third one of 32 conversations', the rest
+        the request's own."""
+        if not self.routed_by_prompt:
+            return b"x" * self.prompt_bytes
+        third = self.prompt_bytes // 3
+        return b"".join((
+            (b"All begin alike. " * (third // 17 + 1))[:third],
+            (b"Conversation %4d " % (number % 32) * (third // 18 + 1))[:third],
+            (b"Request %8d. " % number * (third // 18 + 2))[: self.prompt_bytes - 2 * third],
+        ))  # fmt: skip
 
     def is_complete(self, received: bytearray) -> bool:
         """Whether a whole answer is there. Chunked ones end with an empty chunk; no event looks like it."""
@@ -52,7 +65,7 @@ class Workload:
         return len(body) >= int(head[start:].split(b"\r\n", 1)[0])
 
 
-# Sizes: one round costs nginx 0.15 s of CPU or more, so that the 10 ms in which the kernel counts CPU time
+# Sizes: one round costs nginx 0.1 s of CPU or more, so that the 10 ms in which the kernel counts CPU time
 # stay below the noise.
 WORKLOADS = {
     workload.name: workload
@@ -61,34 +74,55 @@ WORKLOADS = {
             name="small",
             description="small request, not streamed, 32 connections",
             num_connections=32,
-            num_requests=20_000,
+            num_requests=12_000,
             answer="plain 200",
-            bar=2.5,
-        ),
-        Workload(
-            name="stream",
-            description="events 10 ms apart, 32 streams",
-            num_connections=32,
-            num_requests=64,
-            answer="stream 256 10",
-            num_events=256,
-            bar=1.3,
+            bar=2.0,
         ),
         Workload(
             name="burst",
-            description="events without a gap, 32 streams",
+            description="128 events without a gap, 32 streams",
             num_connections=32,
             num_requests=512,
             answer="stream 128 0",
             num_events=128,
+            bar=1.5,
+        ),
+        Workload(
+            name="paced",
+            description="128 events 10 ms apart, 128 streams",
+            num_connections=128,
+            num_requests=256,
+            answer="stream 128 10",
+            num_events=128,
+            bar=1.15,
         ),
         Workload(
             name="body32k",
             description="32 KiB request body, not streamed, 32 connections",
             num_connections=32,
-            num_requests=8_000,
+            num_requests=6_000,
             prompt_bytes=32 * 1024,
             answer="plain 200",
+            bar=2.0,
+        ),
+        Workload(
+            name="prompt32k",
+            description="32 KiB prompt, routed by its prefix, 32 connections",
+            num_connections=32,
+            num_requests=4_000,
+            prompt_bytes=32 * 1024,
+            answer="plain 200",
+            routed_by_prompt=True,
+            bar=4.0,
         ),
     )
 }
+
+ALONE = Workload(
+    name="alone",
+    description="one small request at a time",
+    num_connections=1,
+    num_requests=300,
+    answer="plain 200",
+)
+"""For latencies: nothing waits for anything but what it needs."""
