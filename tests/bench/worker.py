@@ -1,6 +1,6 @@
 """A worker that costs next to nothing: what the relay bench puts behind each proxy. A process of its own.
 
-It prints its ports, one for each worker that it plays, then speaks just enough HTTP/1.1 for clean clients (one
+It prints its ports, one for each worker it plays, then speaks just enough HTTP/1.1 for clean clients (one
 request at a time, Content-Length bodies) and answers what the body's `user` says, which every gateway hands
 on: `plain SIZE` a JSON answer of SIZE bytes, `stream EVENTS GAP_MS` that many server-sent events as chunks of
 their own, GAP_MS apart (0: as fast as the socket takes them), `hold` nothing ever.
