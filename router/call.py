@@ -6,7 +6,6 @@ The order of the work stands in `proxy`; bytes are moved by `relay`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from policies.types import Decision, RoutingRequest, WorkerId
@@ -35,7 +34,7 @@ class Call:
     __slots__ = (
         "_proxy", "_started_at", "attempt", "client", "endpoint", "head", "id", "model", "outcome",
         "pinned_to", "policy", "prompt", "relay", "request", "request_id", "session", "status", "stream",
-        "token_gap", "worker_id",
+        "worker_id",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, call_id: str, request: Request, client: ClientConnection) -> None:
@@ -59,7 +58,6 @@ class Call:
         self.worker_id: WorkerId = ""
         """The worker decided on last; "" before any."""
         self.policy = ""
-        self.token_gap: Callable[[float], None]
         self.relay: Relay | None = None
         self.status = 0
         self.outcome = Outcome.CLIENT_GONE  # unless another end is reached first
@@ -67,8 +65,6 @@ class Call:
     def decided(self, decision: Decision) -> None:
         """Another attempt begins."""
         self.worker_id, self.policy = decision.worker.id, decision.policy
-        # A partial, since this is called for every chunk: one frame less.
-        self.token_gap = partial(self._proxy.metrics.itl, self.worker_id, self.policy)
 
     def routing_request(self) -> RoutingRequest:
         return RoutingRequest(
@@ -115,6 +111,9 @@ class Call:
         self._proxy.core.first_token(self.id, now=now)
         if self.endpoint.protocol is not Protocol.OTHER:
             self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
+
+    def token_gaps(self) -> Callable[[float], None]:
+        return self._proxy.metrics.itl(self.worker_id, self.policy)
 
     def output_tokens(self, num: int, now: float) -> None:
         if not self._is_refused():

@@ -48,9 +48,8 @@ class Observer(Protocol):
     def output_tokens(self, num: int, now: float) -> None:
         """So many more events came in a stream that has begun: about a token each. Told now and then."""
 
-    @property
-    def token_gap(self) -> Callable[[float], None]:
-        """Called with the time since the last data events of a stream."""
+    def token_gaps(self) -> Callable[[float], None]:
+        """Asked for once in a stream: what to call with the time since its last data events."""
 
 
 class Relay:
@@ -58,9 +57,10 @@ class Relay:
 
     __slots__ = (
         "_client", "_clock", "_connection", "_delta_events", "_done", "_early_headers", "_extra_lines",
-        "_framing", "_held", "_is_verbatim", "_kept_bytes", "_last_at", "_limits", "_num_events_told",
-        "_observer", "_paused_at", "_request", "_request_deadline", "_scanner", "_token_gap", "_wants_body",
-        "_worker", "_write", "begun", "body_pieces", "committed", "response", "takes_events",
+        "_feed_chunk", "_framing", "_held", "_is_verbatim", "_kept_bytes", "_last_at", "_limits",
+        "_num_events_told", "_observer", "_paused_at", "_request", "_request_deadline", "_scanner",
+        "_token_gap", "_wants_body", "_worker", "_write", "begun", "body_pieces", "committed", "response",
+        "takes_events",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +82,8 @@ class Relay:
         self._client = client
         self._request = request
         self._observer = observer
-        self._token_gap = observer.token_gap
+        self._token_gap: Callable[[float], None]
+        self._feed_chunk: Callable[[bytes], int]
         self._extra_lines = extra_lines
         self._delta_events = delta_events
         self._scanner: SseScanner | None = None
@@ -173,11 +174,10 @@ class Relay:
 
         Callables are taken out of their slots first: CPython 3.11 is slow to call `self.slot()`.
         """
-        write, clock, scanner = self._write, self._clock, self._scanner
+        write, clock, token_gap, feed_chunk = self._write, self._clock, self._token_gap, self._feed_chunk
         write(raw)
-        if scanner is not None and scanner.feed_chunk(raw):
+        if feed_chunk(raw):
             now = clock()
-            token_gap = self._token_gap
             token_gap(now - self._last_at)
             self._last_at = now
 
@@ -239,6 +239,8 @@ class Relay:
             self._token_gap(now - self._last_at)
         elif scanner.first_token_seen:
             self._observer.first_token(now)
+            self._token_gap = self._observer.token_gaps()
+            self._feed_chunk = scanner.feed_chunk
             self.takes_events = self._is_verbatim
         self._last_at = now
 

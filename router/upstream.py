@@ -65,8 +65,8 @@ class WorkerConnection(asyncio.Protocol):
     """httptools calls the `on_*` methods back while bytes are fed to the parser."""
 
     __slots__ = (
-        "_at_boundary", "_complete", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive",
-        "_method", "_num_heads", "_parser", "_pieces", "_pool", "_raw_head", "_raw_last", "_reason", "_sink",
+        "_complete", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive", "_method", "_num_heads",
+        "_on_event", "_parser", "_pieces", "_pool", "_raw_head", "_raw_last", "_reason", "_sink",
         "_until_eof", "idle_since", "is_silent", "switched", "transport",
     )  # fmt: skip
 
@@ -91,7 +91,8 @@ class WorkerConnection(asyncio.Protocol):
         self._num_heads = 0
         self._is_in_body = False
         self._in_chunk = False
-        self._at_boundary = False
+        self._on_event: Callable[[bytes], None] | None = None
+        """The sink's `event`, while llhttp stands between two chunks and the sink takes events."""
         self._until_eof = False
         self._keep_alive = False
         self._complete = False
@@ -127,20 +128,20 @@ class WorkerConnection(asyncio.Protocol):
         self.transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH, low=WRITE_BUFFER_LOW)
 
     def data_received(self, data: bytes) -> None:
-        sink = self._sink
-        if sink is None:
-            self.transport.abort()  # bytes that nobody asked for
-            return
+        on_event = self._on_event
         if (
-            self._at_boundary
-            and sink.takes_events
+            on_event is not None
             and data.endswith(_EVENT_END)
             and data.startswith(_SIZE_LINES.get(len(data), _NO_CHUNK))
         ):
             # Exactly one chunk, its size spelled as servers do it, that ends as an event does. llhttp would
             # be where it is now, so it need not see it.
             self._raw_last = data
-            sink.event(data)
+            on_event(data)
+            return
+        sink = self._sink
+        if sink is None:
+            self.transport.abort()  # bytes that nobody asked for
             return
         self.is_silent = False
         try:
@@ -169,8 +170,9 @@ class WorkerConnection(asyncio.Protocol):
             self._pieces = []
         if not self._complete:
             self._raw_last = data if len(data) >= _TAIL_BYTES else (self._raw_last + data)[-_TAIL_BYTES:]
-            self._at_boundary = self.at_chunk_boundary
             sink.body(data, pieces, False)
+            if self._sink is sink:
+                self._on_event = sink.event if sink.takes_events and self.at_chunk_boundary else None
         elif self._ends_cleanly(data, pieces):
             self._finish(sink, data, pieces)
         else:
@@ -192,13 +194,14 @@ class WorkerConnection(asyncio.Protocol):
     def fail(self, error: RouterError) -> None:
         """Give the exchange up, and the connection with it."""
         sink, self._sink = self._sink, None
+        self._on_event = None
         self.transport.abort()
         if sink is not None:
             sink.failed(error)
 
     def abort(self) -> None:
         """Nobody wants the answer any more: a worker that sees its connection go stops generating."""
-        self._sink = None
+        self._sink = self._on_event = None
         self.transport.abort()
 
     def _finish(self, sink: AnswerSink, data: bytes, pieces: list[bytes]) -> None:

@@ -70,8 +70,9 @@ class Metrics(Collector):
     def ttft(self, worker_id: str, policy: str, seconds: float) -> None:
         self._ttft.observe((worker_id, policy), seconds)
 
-    def itl(self, worker_id: str, policy: str, seconds: float) -> None:
-        self._itl.observe((worker_id, policy), seconds)
+    def itl(self, worker_id: str, policy: str) -> Callable[[float], None]:
+        """What one stream calls with the seconds between its tokens."""
+        return self._itl.observer((worker_id, policy))
 
     def retry(self, worker_id: str, reason: str) -> None:
         """The attempt on that worker failed and another worker is tried."""

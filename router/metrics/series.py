@@ -57,6 +57,16 @@ class Histogram:
         cells[bisect_left(self.metric.buckets, value)] += 1
         cells[-1] += value
 
+    def observer(self, labels: Labels) -> Callable[[float], None]:
+        """`observe` for one label set, looked up once: for what happens with every token."""
+        buckets, cells = self.metric.buckets, self.values.get(labels) or self._new_cells(labels)
+
+        def observe(value: float) -> None:
+            cells[bisect_left(buckets, value)] += 1
+            cells[-1] += value
+
+        return observe
+
     def keep(self, wanted: Callable[[Labels], bool]) -> None:
         self.values = {labels: cells for labels, cells in self.values.items() if wanted(labels)}
 

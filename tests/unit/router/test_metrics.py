@@ -38,7 +38,7 @@ def record_everything(metrics, worker_id="a"):
     metrics.request_started(worker_id, MODEL)
     metrics.request_ended(worker_id, "kv", MODEL, "/v1/chat/completions", 200, "done", 1.5)
     metrics.ttft(worker_id, "kv", 0.2)
-    metrics.itl(worker_id, "kv", 0.02)
+    metrics.itl(worker_id, "kv")(0.02)
     metrics.retry(worker_id, "connect")
     metrics.error("no_workers")
     metrics.stage("route", 0.0001)
@@ -100,7 +100,7 @@ def test_names_have_units_and_types_as_prometheus_wants_them():
     ("seconds", "bound"), [(0.002, "0.002"), (0.0021, "0.005"), (0.0, "0.002"), (20, "20.0")]
 )
 def test_a_value_falls_into_the_first_bucket_that_holds_it(metrics, seconds, bound):
-    metrics.itl("a", "kv", seconds)
+    metrics.itl("a", "kv")(seconds)
     counts = {
         le: value(metrics, "kvgate_itl_seconds_bucket", worker="a", policy="kv", le=le)
         for le in [*(str(float(each)) for each in ITL.buckets), "+Inf"]
@@ -112,7 +112,7 @@ def test_a_value_falls_into_the_first_bucket_that_holds_it(metrics, seconds, bou
 
 
 def test_a_value_beyond_all_buckets_is_counted(metrics):
-    metrics.itl("a", "kv", 1000)
+    metrics.itl("a", "kv")(1000)
     assert value(metrics, "kvgate_itl_seconds_bucket", worker="a", policy="kv", le="20.0") == 0
     assert value(metrics, "kvgate_itl_seconds_bucket", worker="a", policy="kv", le="+Inf") == 1
     assert value(metrics, "kvgate_itl_seconds_sum", worker="a", policy="kv") == 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -64,8 +65,8 @@ class Observer:
     def output_tokens(self, num: int, now: float) -> None:
         self.output.append(num)
 
-    def token_gap(self, seconds: float) -> None:
-        self.gaps.append(seconds)
+    def token_gaps(self) -> Callable[[float], None]:
+        return self.gaps.append
 
 
 class Setup:
