@@ -12,6 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from enum import StrEnum
+from struct import iter_unpack
 from sys import byteorder
 from typing import NamedTuple
 
@@ -72,15 +73,15 @@ def chain_block_hashes(
     """Hashes of the complete blocks of `packed`; a partial tail has none.
 
     `block_bytes` is block_tokens * TOKEN_BYTES. `extra[i]`, where not empty, is hashed behind block i's
-    tokens (media identities). About 0.3 us a block: one call each, nothing concatenated.
+    tokens (media identities). About 0.1 us a block.
     """
-    view = memoryview(packed)
+    complete = memoryview(packed)[: len(packed) // block_bytes * block_bytes]
     hashes: list[BlockHash] = []
     append = hashes.append
-    for start in range(0, len(view) - block_bytes + 1, block_bytes):
-        block: bytes | memoryview = view[start : start + block_bytes]
-        if extra and (media := extra[start // block_bytes]):
-            block = bytes(block) + media
+    # Cutting in C takes half the time of slicing here.
+    for (block,) in iter_unpack(f"{block_bytes}s", complete):
+        if extra and (media := extra[len(hashes)]):
+            block += media
         seed = xxh3_64_intdigest(block, seed) & HASH_MASK
         append(seed)
     return hashes
