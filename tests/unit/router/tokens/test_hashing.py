@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from indexer.blocks import HashSpace, chain_block_hashes
+from router.tokens import hashing
 from router.tokens.hashing import BLOCKS_PER_SLICE, Pace, chain_hashes
-from router.tokens.limits import BLOCK_MICROSECONDS, SLICE_MICROSECONDS
+from router.tokens.limits import BLOCK_MICROSECONDS, BLOCKS_PER_SEGMENT, SLICE_MICROSECONDS
 
 
 class Turns:
@@ -67,3 +68,22 @@ async def test_many_small_chains_share_one_pace():
         seeds = [(HashSpace(f"m{i}", 4), 0) for i in range(3)]
         await chain_hashes(bytes(blocks * 16), seeds, Pace())
         assert turns.num_turns == 2
+
+
+async def test_repeated_segments_are_known_by_content_and_by_what_stands_before_them():
+    segment_bytes = BLOCKS_PER_SEGMENT * 16
+    one, other = bytes(segment_bytes), bytes([1]) * segment_bytes
+    space = HashSpace("m", 4)
+    for packed in (one + one, one + other, other + one, one + one + b"tail of 16 bytes"):
+        for seed in (7, 8):
+            chains = await chain_hashes(packed, [(space, seed)], Pace())
+            assert chains == {space: chain_block_hashes(packed, 16, seed)}
+
+
+async def test_segments_are_forgotten(monkeypatch):
+    segments = hashing._Segments()
+    monkeypatch.setattr(hashing, "SEGMENTS_KEPT", 2)
+    for byte in range(4):
+        packed = bytes([byte]) * BLOCKS_PER_SEGMENT * 16
+        assert segments.hashes(memoryview(packed), 16, 7) == chain_block_hashes(packed, 16, 7)
+    assert len(segments) == 2
