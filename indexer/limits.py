@@ -15,6 +15,13 @@ SWEEP_BLOCKS = 10_000
 PREDICTED_BLOCKS_PER_SLOT = 262_144
 """Blocks believed of a worker whose capacity is unknown: 40 MB at 150 bytes each; 4 million tokens of 16."""
 
+EPOCH_TTL_SHARE = 32
+"""An epoch of predictions lasts this share of their time to live: 4 s of 120."""
+
+EPOCH_CAPACITY_SHARE = 8
+"""And ends when this share of the worker's capacity was used in it: so far may an eviction be from the least
+recently used."""
+
 EXPIRE_BLOCKS = 10_000
 """Predicted blocks whose memory is given back in one call: about 3 ms. What is due but still there never
 matches."""

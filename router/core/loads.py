@@ -6,7 +6,8 @@ booking is made, released or freed is decided by `routing`.
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -64,11 +65,11 @@ class ActiveBlocks:
 
     def remove(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
         counts = self._counts
-        for block_hash in chain:
-            if (count := counts[block_hash]) == 1:
-                counts.pop(block_hash)  # in C; Counter's `del` is written in Python
-            else:
-                counts[block_hash] = count - 1
+        # Along a prompt the counts never rise: those that others hold too come first.
+        num_shared = bisect_left(chain, True, key=lambda block_hash: counts[block_hash] == 1)
+        for block_hash in chain[:num_shared]:
+            counts[block_hash] -= 1
+        deque(map(counts.pop, chain[num_shared:]), maxlen=0)  # a loop in C, which takes half the time
         self._num_unshared -= num_unshared
 
     def num_shared(self, chain: Sequence[BlockHash]) -> int:

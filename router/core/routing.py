@@ -239,6 +239,8 @@ class RoutingCore:
         self._loads.free(booking)
         if not _is_computed(booking, outcome):
             self._disbelieve(booking, entry)
+        elif not booking.is_started:
+            self._beliefs.confirm(booking.slot, booking.unit, booking.expectation.chain)
 
     def _disbelieve(self, booking: Booking, entry: WorkerEntry) -> None:
         """What other requests in flight share with it may still come true."""

@@ -43,16 +43,14 @@ class Workload:
         ) + body
 
     def _prompt(self, number: int) -> bytes:
-        """Where it matters: a third is every prompt's beginning, a third one of 32 conversations', the rest
-        the request's own."""
+        """Where it matters, the next turn of one of 32 conversations: a quarter is every prompt's beginning,
+        the last KiB the turn's own."""
         if not self.routed_by_prompt:
             return b"x" * self.prompt_bytes
-        third = self.prompt_bytes // 3
-        return b"".join((
-            (b"All begin alike. " * (third // 17 + 1))[:third],
-            (b"Conversation %4d " % (number % 32) * (third // 18 + 1))[:third],
-            (b"Request %8d. " % number * (third // 18 + 2))[: self.prompt_bytes - 2 * third],
-        ))  # fmt: skip
+        beginning = b"All begin alike. " * (self.prompt_bytes // 4 // 17)
+        turn = b"Turn %8d. " % number * (1024 // 15)
+        between = b"Conversation %2d. " % (number % 32)
+        return beginning + between * ((self.prompt_bytes - len(beginning) - len(turn)) // len(between)) + turn
 
     def is_complete(self, received: bytearray) -> bool:
         """Whether a whole answer is there. Chunked ones end with an empty chunk; no event looks like it."""
@@ -107,7 +105,7 @@ WORKLOADS = {
         ),
         Workload(
             name="prompt32k",
-            description="32 KiB prompt, routed by its prefix, 32 connections",
+            description="32 KiB prompt of a conversation, routed by its prefix, 32 connections",
             num_connections=32,
             num_requests=4_000,
             prompt_bytes=32 * 1024,

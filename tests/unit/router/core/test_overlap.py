@@ -326,9 +326,9 @@ def test_what_is_no_longer_believed_is_given_back(make):
 def test_a_slot_is_free_once_nothing_of_its_worker_is_left(make, unit):
     believer = Believer(make("a"))
     believer.believe(0, unit=unit)
+    assert not believer.beliefs.is_free(0)
     believer.beliefs.remove(0)
     assert believer.match(unit=unit) == Overlap()
-    assert not believer.beliefs.is_free(0)
     while not believer.beliefs.is_free(0):
         believer.beliefs.expire(now=0.0)
     believer.beliefs.check()
