@@ -104,8 +104,12 @@ class PredictedIndex:
 
     def confirm(self, slot: Slot, hashes: Sequence[BlockHash]) -> None:
         """The worker has computed this prompt: what is believed of it is proven."""
-        if unproven := self._slots[slot].unproven:
-            unproven.difference_update(hashes)
+        beliefs = self._slots[slot]
+        unproven, expires_at = beliefs.unproven, beliefs.expires_at
+        if unproven:
+            # What is proven comes first, what was evicted meanwhile last.
+            first = bisect_left(hashes, True, key=lambda block: block in unproven or block not in expires_at)
+            unproven.difference_update(hashes[first:])
 
     def retract(self, slot: Slot, hashes: Sequence[BlockHash]) -> None:
         """Forget what is unproven among these blocks, the end of a prompt that was not computed."""

@@ -6,13 +6,12 @@ booking is made, released or freed is decided by `routing`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from indexer.blocks import BlockHash, Unit
 from policies.types import Slot
+from router.core.active_blocks import ActiveBlocks
 from router.core.usage import NOTHING_EXPECTED, Expectation
 
 
@@ -43,60 +42,6 @@ class Booking:
     expectation: Expectation = NOTHING_EXPECTED
 
 
-class ActiveBlocks:
-    """The blocks that active requests of one worker hold; a block of several requests counts once.
-
-    Every request holds a whole prefix, so the set is closed towards the root: if it contains a block it
-    contains all those before it. The shared part of a prompt can therefore be found by bisection.
-    """
-
-    __slots__ = ("_counts", "_num_unshared")
-
-    def __init__(self) -> None:
-        self._counts: Counter[BlockHash] = Counter()
-        self._num_unshared = 0
-
-    def __len__(self) -> int:
-        return len(self._counts) + self._num_unshared
-
-    def add(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
-        self._counts.update(chain)
-        self._num_unshared += num_unshared
-
-    def remove(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
-        counts = self._counts
-        # Along a prompt the counts never rise: those that others hold too come first.
-        num_shared = bisect_left(chain, True, key=lambda block_hash: counts[block_hash] == 1)
-        for block_hash in chain[:num_shared]:
-            counts[block_hash] -= 1
-        deque(map(counts.pop, chain[num_shared:]), maxlen=0)  # a loop in C, which takes half the time
-        self._num_unshared -= num_unshared
-
-    def num_shared(self, chain: Sequence[BlockHash]) -> int:
-        """How many leading blocks of `chain` are held already."""
-        counts = self._counts
-        if not counts or not chain or chain[0] not in counts:
-            return 0
-        if chain[-1] in counts:
-            return len(chain)
-        held, absent = 0, len(chain) - 1
-        while absent - held > 1:
-            middle = (held + absent) >> 1
-            if chain[middle] in counts:
-                held = middle
-            else:
-                absent = middle
-        return held + 1
-
-    def check(self, bookings: Sequence[Booking]) -> None:
-        """Asserts that exactly these bookings are counted."""
-        expected: Counter[BlockHash] = Counter()
-        for booking in bookings:
-            expected.update(booking.chain)
-        assert dict(self._counts) == dict(expected)
-        assert self._num_unshared == sum(booking.num_unshared_blocks for booking in bookings)
-
-
 @dataclass(slots=True, eq=False)
 class WorkerBookings:
     """Everything booked on one worker, and its sums."""
@@ -115,7 +60,9 @@ class WorkerBookings:
         assert self.prefill_tokens == sum(booking.prefill_tokens for booking in bookings)
         assert self.output_tokens == sum(booking.num_output_tokens for booking in bookings)
         for unit in Unit:
-            self.blocks(unit).check([booking for booking in bookings if booking.unit is unit])
+            mine = [booking for booking in bookings if booking.unit is unit]
+            num_unshared = sum(booking.num_unshared_blocks for booking in mine)
+            self.blocks(unit).check([booking.chain for booking in mine], num_unshared)
 
 
 class ActiveSequences:

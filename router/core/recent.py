@@ -60,7 +60,5 @@ class ServedLast:
     def find(self, chain: Sequence[BlockHash]) -> WorkerId | None:
         """The worker of the deepest block of `chain` that ended an earlier prompt."""
         workers = self._workers
-        for block_hash in chain[: -PREFIX_SEARCH_BLOCKS - 1 : -1]:
-            if block_hash in workers:
-                return workers[block_hash]
-        return None
+        known = filter(workers.__contains__, chain[: -PREFIX_SEARCH_BLOCKS - 1 : -1])
+        return workers.get(next(known, -1))
