@@ -58,6 +58,11 @@ bench: setup ## measure against nginx and against the bars (about four minutes; 
 	@.ci/services nginx
 	@$(BIN)/python -m tests.bench $(ARGS)
 
+.PHONY: bench-peers
+bench-peers: setup ## the same rows for three other routers, each installed into .venv-peers/ (about ten minutes)
+	@.ci/services nginx
+	@$(BIN)/python -m tests.bench.peers $(ARGS)
+
 .PHONY: run
 run: setup ## a gateway on :8000 before 4 mock workers, for trying by hand (Ctrl-C ends both)
 	@trap 'kill $$(jobs -p) 2>/dev/null || true; wait' EXIT; \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import median
 
 import orjson
@@ -21,32 +21,36 @@ PHASES = {"waiting": "while it waits for the first byte", "streaming": "in mid-s
 
 
 def alone(quick: bool, say: Say) -> list[Result]:
-    """How much longer a small request takes than one that goes to the worker directly; one at a time, on
-    connections that are open."""
-    num_rounds = relay.NUM_ROUNDS_QUICK if quick else relay.NUM_ROUNDS
-    added: dict[tuple[str, str], list[float]] = {}
+    """What the gateway and nginx add to a small request."""
     with (
         processes.running_workers() as worker_ports,
         relay.running_proxies(worker_ports, ALONE, with_pool=True) as proxies,
     ):
-        for i in range(num_rounds):
-            say(f"latency: round {i + 1} of {num_rounds}")
-            direct = relay.generate_load(worker_ports[0], ALONE, 1.0)
-            for proxy in proxies if i % 2 else reversed(proxies):
-                report = relay.generate_load(proxy.port, ALONE, 1.0)
-                for quantile in ("p50", "p99"):
-                    key = f"duration_{quantile}"
-                    more = (report[key] - direct[key]) * 1e3
-                    added.setdefault((proxy.name, quantile), []).append(more)
+        return added(proxies, worker_ports[0], quick=quick, say=say)
+
+
+def added(proxies: Sequence[relay.Proxy], worker_port: int, *, quick: bool, say: Say) -> list[Result]:
+    """How much longer a small request takes than one that goes to the worker directly; one at a time, on
+    connections that are open."""
+    num_rounds = relay.NUM_ROUNDS_QUICK if quick else relay.NUM_ROUNDS
+    rounds: dict[tuple[str, str], list[float]] = {}
+    for i in range(num_rounds):
+        say(f"latency: round {i + 1} of {num_rounds}")
+        direct = relay.generate_load(worker_port, ALONE, 1.0)
+        for proxy in proxies if i % 2 else reversed(proxies):
+            report = relay.generate_load(proxy.port, ALONE, 1.0)
+            for quantile in ("p50", "p99"):
+                key = f"duration_{quantile}"
+                rounds.setdefault((proxy.name, quantile), []).append((report[key] - direct[key]) * 1e3)
     return [
         Result(
             name="latency",
             what=f"{ALONE.description}, {name}, added {quantile}",
             unit="ms more than going direct",
-            figure=median_interval(rounds),
-            details={"added_milliseconds": rounds},
+            figure=median_interval(milliseconds),
+            details={"added_milliseconds": milliseconds},
         )
-        for (name, quantile), rounds in sorted(added.items())
+        for (name, quantile), milliseconds in rounds.items()
     ]
 
 

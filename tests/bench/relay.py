@@ -118,26 +118,27 @@ def run(name: str, *, quick: bool, say: Callable[[str], None]) -> list[Result]:
         return [compare(workload, yardstick, kvgate, memory) for yardstick in yardsticks]
 
 
-def compare(workload: Workload, yardstick: Proxy, kvgate: Proxy, memory: int) -> Result:
+def compare(workload: Workload, yardstick: Proxy, gateway: Proxy, memory: int) -> Result:
     """The bar holds against nginx as it is unless told otherwise."""
-    ours, theirs = kvgate.cpu_micros[workload.name], yardstick.cpu_micros[workload.name]
+    ours, theirs = gateway.cpu_micros[workload.name], yardstick.cpu_micros[workload.name]
     latencies = {
         proxy.name: {
             key: proxy.median_of(workload, key)
             for key in ("first_byte_p50", "first_byte_p99", "duration_p50", "duration_p99")
         }
-        for proxy in (yardstick, kvgate)
+        for proxy in (yardstick, gateway)
     }
     return Result(
         name=f"relay {workload.name}",
-        what=f"{workload.description} ({median(ours):.1f} µs; {yardstick.name} {median(theirs):.1f})",
+        what=f"{gateway.name} ({median(ours):.1f} µs; {yardstick.name} {median(theirs):.1f})",
         unit=f"times the CPU per {workload.unit}",
         figure=ratio_of_medians(ours, theirs),
         bar=workload.bar if yardstick.name == "nginx" else None,
         details={
             "micros_yardstick": theirs,
-            "micros_kvgate": ours,
-            "kvgate_resident_bytes": memory,
+            "micros_gateway": ours,
+            "gateway_resident_bytes": memory,
+            "what": workload.description,
             "latency_seconds": latencies,
         },
     )
