@@ -1,7 +1,8 @@
 """The vocabulary of a routing decision: workers, requests, columns, choices.
 
 Plain values only. Nothing here knows the index, the network or a clock; `router.core` fills these in and
-policies read them.
+policies read them. What is made for every request is not frozen: each field of a frozen dataclass is set by a
+call, 0.1 us.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Worker:
         return not self.models or any(served.name == model for served in self.models)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class RoutingRequest:
     """What a policy may know about a request. Tokens and hashes stay with the core."""
 
@@ -114,7 +115,7 @@ class Candidates:
         return len(self.slots)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Choice:
     """A policy's answer: the row, the cost of every row (lower is better; empty when it has none), why."""
 
@@ -123,7 +124,7 @@ class Choice:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Decision:
     """A choice made durable: what was decided for one attempt of one request, with its inputs."""
 

@@ -18,7 +18,7 @@ from router.core.pools import Pool
 from router.core.prompt import Prompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Demand:
     """The complete blocks of a prompt in one hash space: those that can be shared, and the number of
     others."""

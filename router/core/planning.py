@@ -105,8 +105,11 @@ class Planner:
     def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
         entry = self._workers.of_slot(inputs.pool.slots[choice.row])
         expectation = self._expectation(inputs, entry)
-        cached = cached_tokens(candidates, inputs.policy.tier_weights)
-        prefill_tokens = max(0, inputs.num_tokens - round(cached[choice.row]))
+        prefill_tokens, lost_tokens = inputs.num_tokens, 0
+        if inputs.overlap.device or inputs.overlap.host or inputs.overlap.disk:
+            cached = cached_tokens(candidates, inputs.policy.tier_weights)
+            prefill_tokens = max(0, prefill_tokens - round(cached[choice.row]))
+            lost_tokens = overlap_lost_tokens(cached, choice.row)
         decision = Decision(
             request_id=inputs.request.id,
             attempt=attempt,
@@ -125,7 +128,7 @@ class Planner:
                 "unit": inputs.unit.value,
                 "exact_blocks": expectation.exact_blocks,
                 "booked_prefill_tokens": prefill_tokens,
-                "overlap_lost_tokens": overlap_lost_tokens(cached, choice.row),
+                "overlap_lost_tokens": lost_tokens,
             },
         )
         return Plan(decision, entry, inputs, prefill_tokens, expectation)
