@@ -1,7 +1,7 @@
 """`python -m tests.bench.peers`: the relay bench's rows for kvgate, nginx and three other routers.
 
 Each router is installed from the package index into an environment of its own under .venv-peers/ and runs
-as it comes, by turns; for the row of prompts with its `cache_aware` policy. Reported, never gated. What cannot
+as it comes, by turns; for the row of prompts with its `cache_aware` policy. Reported, never gated. What can't
 be installed or started is left out and named. `--quick` runs few rounds.
 """
 
