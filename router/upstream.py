@@ -171,8 +171,8 @@ class WorkerConnection(asyncio.Protocol):
         if not self._complete:
             self._raw_last = data if len(data) >= _TAIL_BYTES else (self._raw_last + data)[-_TAIL_BYTES:]
             sink.body(data, pieces, False)
-            if self._sink is sink:
-                self._on_event = sink.event if sink.takes_events and self.at_chunk_boundary else None
+            if self._sink is sink and sink.takes_events:
+                self._on_event = sink.event if self.at_chunk_boundary else None
         elif self._ends_cleanly(data, pieces):
             self._finish(sink, data, pieces)
         else:
@@ -193,8 +193,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def fail(self, error: RouterError) -> None:
         """Give the exchange up, and the connection with it."""
-        sink, self._sink = self._sink, None
-        self._on_event = None
+        sink, self._sink, self._on_event = self._sink, None, None
         self.transport.abort()
         if sink is not None:
             sink.failed(error)
