@@ -86,6 +86,8 @@ class ClientConnection(asyncio.Protocol):
         if self._active is None:
             self._extend_deadline()
         self._reader.feed(data)
+        if self._active is None and self._is_mid_request():
+            self._extend_deadline()  # for what these bytes have begun
 
     def eof_received(self) -> None:
         """A client that closes its side has left, as nginx sees it: without this a worker would generate for
@@ -210,7 +212,7 @@ class ClientConnection(asyncio.Protocol):
             self._start_next()
         elif self._input_over or self._server.is_draining:
             self._close()
-        elif self._reader.incoming is not None or self._reader.is_in_head:
+        elif self._is_mid_request():
             self._extend_deadline()
             self._continue()
         else:
@@ -310,6 +312,10 @@ class ClientConnection(asyncio.Protocol):
         elif now >= self._close_at:
             self._deadline_passed()
 
+    def _is_mid_request(self) -> bool:
+        """A part of a request has come, and the rest will be read."""
+        return not self._input_over and (self._reader.incoming is not None or self._reader.is_in_head)
+
     def _extend_deadline(self) -> None:
         """A head has a time in all, counted from its first byte; a body may take long but not fall silent."""
         if self._reader.incoming is not None:
@@ -321,7 +327,7 @@ class ClientConnection(asyncio.Protocol):
     def _deadline_passed(self) -> None:
         if self.transport.is_closing() or self._is_lingering:
             self.transport.abort()
-        elif self._reader.incoming is not None or self._reader.is_in_head:
+        elif self._is_mid_request():
             self.refused(RequestTimeout("The request did not arrive in time"))
         else:
             self._close()

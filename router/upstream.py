@@ -208,6 +208,8 @@ class WorkerConnection(asyncio.Protocol):
         reusable = self._keep_alive and self.transport.get_write_buffer_size() == 0
         self._sink = None
         self._reset()
+        if self._method == b"HEAD":
+            data, pieces = b"", []  # a body behind that head would be read as the next answer's beginning
         if reusable:
             self._pool.put(self)
         else:
@@ -289,6 +291,8 @@ class WorkerConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head is not None:  # else one of the 1xx
             self._complete = True
+            # Asked again: llhttp minds a `Connection: close` even in a trailer.
+            self._keep_alive = self._keep_alive and self._parser.should_keep_alive()
 
 
 class WorkerPool:

@@ -40,8 +40,8 @@ _REQUEST_SPECIAL = HOP_BY_HOP | {
     b"x-request-id",
 }
 _RESPONSE_SPECIAL = HOP_BY_HOP | {b"x-request-id", b"x-kvgate-worker"}
-_NEVER_DROPPED = frozenset((b"close", b"content-type", b"content-encoding"))
-"""`Connection` may not name what the body's meaning hangs on."""
+_NEVER_DROPPED = frozenset((b"close", b"content-type", b"content-encoding", b"content-length"))
+"""`Connection` may not name what the body's end and meaning hang on."""
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -190,7 +190,7 @@ def read_response_head(status: int, reason: bytes, version: str, headers: RawHea
         key = name.lower()
         if key in _RESPONSE_SPECIAL:
             if key == b"transfer-encoding":
-                head.is_chunked = _is_chunked(value)
+                _check_coding(head, value)
             elif key == b"connection":
                 named.append(value)
             continue
@@ -207,10 +207,10 @@ def read_response_head(status: int, reason: bytes, version: str, headers: RawHea
     return head
 
 
-def _is_chunked(value: bytes) -> bool:
-    if value.strip().lower() != b"chunked":
-        raise WorkerProtocolError("The worker answered with a transfer coding other than chunked")
-    return True
+def _check_coding(head: ResponseHead, value: bytes) -> None:
+    if head.is_chunked or value.strip().lower() != b"chunked":
+        raise WorkerProtocolError("The worker answered with a transfer coding other than chunked, once")
+    head.is_chunked = True
 
 
 def _drop_named(connection: bytes, lines: list[bytes]) -> None:
@@ -231,7 +231,9 @@ def without_upgrade(method: bytes, target: bytes, version: str, headers: RawHead
         key = name.lower()
         if key == b"connection":
             value = _connection_without_upgrade(value)
-        if value and key not in (b"upgrade", b"http2-settings"):
+            if not value:
+                continue
+        if key not in (b"upgrade", b"http2-settings"):
             lines += (name, b": ", value, b"\r\n")
     lines.append(b"\r\n")
     return b"".join(lines)

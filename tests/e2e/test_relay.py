@@ -193,6 +193,14 @@ async def test_hop_by_hop_headers_stay_on_their_hop() -> None:
         assert answer.value("content-type") == "application/json"
 
 
+async def test_a_worker_cannot_have_the_length_of_its_answer_dropped() -> None:
+    data = json_answer(extra=b"Connection: Content-Length\r\n")
+    async with RawWorker(answering(data)) as worker, gateway(worker) as running:
+        answer = await running.ask(post())
+        assert answer.values("content-length") == ["11"]
+        assert answer.body == b'{"ok":true}'
+
+
 async def test_request_id_is_passed_on_or_made() -> None:
     answer_bytes = json_answer(extra=b"x-request-id: of the worker\r\n")
     async with RawWorker(answering(answer_bytes)) as worker, gateway(worker) as running:

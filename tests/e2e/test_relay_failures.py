@@ -69,6 +69,10 @@ async def answers_an_unknown_coding(side: WorkerSide) -> None:
     await side.send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
 
 
+async def answers_with_the_coding_twice(side: WorkerSide) -> None:
+    await side.send(STREAM_HEAD[:-2] + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n")
+
+
 async def answers_more_than_it_said(side: WorkerSide) -> None:
     await side.send(json_answer(b"{}") + b"HTTP/1.1 200 OK\r\n\r\n")
 
@@ -96,6 +100,7 @@ FAILURES: tuple[Script, ...] = (
     answers_two_lengths,
     answers_length_and_chunks,
     answers_an_unknown_coding,
+    answers_with_the_coding_twice,
     answers_more_than_it_said,
     answers_a_line_beyond_the_end,
     switches_protocols,

@@ -198,6 +198,29 @@ async def test_request_that_does_not_arrive_in_time(part: bytes) -> None:
         await running.at_rest()
 
 
+@pytest.mark.parametrize("part", [LINE + b"Host: g\r\nX", LINE + b"Host: g\r\nContent-Length: 2\r\n\r\n{"])
+async def test_part_of_a_request_behind_one_that_was_refused_has_its_own_deadline(part: bytes) -> None:
+    """It came in the same bytes; only the time of an idle connection ran for it before."""
+    limits = {"head_seconds": 0.05, "body_silence_seconds": 0.05, "linger_seconds": 0.05}
+    async with gateway(**limits) as running, running.client() as client:
+        await client.send(get("/nothing") + part)
+        assert (await client.answer()).status == 404
+        assert (await client.answer()).status == 408
+
+
+async def test_body_has_its_own_time_from_the_head_on() -> None:
+    async with (
+        RawWorker(GOOD) as worker,
+        gateway(worker, head_seconds=0.05) as running,
+        running.client() as client,
+    ):
+        await client.send(LINE + b"Host: g\r\nContent-Length: 2\r\n\r\n{")
+        for _ in range(3):
+            await asyncio.sleep(0.05)  # the time of a head passes
+        await client.send(b"}")
+        assert (await client.answer()).status == 200
+
+
 async def test_head_that_trickles_is_cut_all_the_same() -> None:
     async with gateway() as running, running.client() as client:
         await client.send(LINE)

@@ -169,6 +169,26 @@ async def test_broken_anywhere_the_client_sees_an_error_event_or_a_cut(body: byt
     assert num_placed
 
 
+@pytest.mark.parametrize("body", [b"hello", chunk(b"hello") + END_OF_CHUNKS])
+@pytest.mark.parametrize("is_cut", [True, False])
+async def test_body_in_the_answer_to_head_goes_nowhere(body: bytes, is_cut: bool) -> None:
+    """The client would take it for the beginning of the next answer."""
+    framing = b"content-length: 5" if body == b"hello" else b"transfer-encoding: chunked"
+    head = b"HTTP/1.1 200 OK\r\n%b\r\n\r\n" % framing
+    setup = Setup(method=b"HEAD")
+    setup.receive(*((head, body) if is_cut else (head + body,)))
+    await setup.relay.ended()
+    assert setup.answer_body == b""
+    assert setup.upstream.num_idle == 0
+
+
+async def test_connection_whose_trailer_ends_it_is_not_used_again() -> None:
+    setup = Setup()
+    setup.receive(STREAM_HEAD + BODY[:-2] + b"Connection: close\r\n\r\n")
+    await setup.relay.ended()
+    assert setup.upstream.num_idle == 0
+
+
 @pytest.mark.parametrize("extra", [b"\r\n", b"x", b"HTTP/1.1 200 OK\r\n\r\n"])
 @pytest.mark.parametrize("answer", [STREAM_HEAD + BODY, STREAM_HEAD + TRAILER, json_answer()])
 async def test_bytes_beyond_the_end_are_an_error(answer: bytes, extra: bytes) -> None:

@@ -159,6 +159,8 @@ def test_upgrade_is_taken_back_and_the_rest_stays() -> None:
     assert http1.without_upgrade(b"POST", b"/a", "1.1", headers) == (
         b"POST /a HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 2\r\n\r\n"
     )
+    two_hosts = ((b"Host", b""), *headers)
+    assert b"Host: \r\nHost: h\r\n" in http1.without_upgrade(b"POST", b"/a", "1.1", two_hosts)
     only_upgrade = http1.without_upgrade(b"GET", b"/", "1.1", (HOST, (b"Connection", b"upgrade")))
     assert only_upgrade == b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
 
