@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/.installed
 
 .PHONY: help
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo "  ARGS=\"...\" hands extra arguments on: make test ARGS=\"-k radix\""
 
 .PHONY: setup
@@ -73,6 +73,14 @@ run: setup ## a gateway on :8000 before 4 mock workers, for trying by hand (Ctrl
 .PHONY: docker
 docker: ## build the image kvgate:latest
 	docker build -t kvgate:latest .
+
+.PHONY: bench-streams
+bench-streams: setup ## 10,000 streams at once, or as many as descriptors allow (a minute and a half)
+	@$(BIN)/python -m tests.bench.streams $(ARGS)
+
+.PHONY: fuzz
+fuzz: setup ## clients and workers that send anything, for two minutes (ARGS="--minutes 10 --seed 1")
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 VLLM_ENV ?= .venv-vllm
 .PHONY: test-vllm
