@@ -213,7 +213,7 @@ class WorkerConnection(asyncio.Protocol):
         if reusable:
             self._pool.put(self)
         else:
-            self.transport.close()
+            self.transport.abort()  # a rest of the request that waits to be sent is not wanted any more
         sink.body(data, pieces, True)
 
     def _switch(self, rest: bytes) -> None:

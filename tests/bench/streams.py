@@ -171,7 +171,8 @@ def lines(measured: Measured) -> Iterator[str]:
     load, liveness = measured.load, measured.liveness
     least, most = load["events_per_stream"]
     rate = measured.num_streams / load["opened_in"]
-    yield f"{load['num_open']} streams at once, each an event every {GAP_SECONDS} s; {load['num_errors']} errors"
+    num_open, num_errors = load["num_open"], load["num_errors"]
+    yield f"{num_open} streams at once, each an event every {GAP_SECONDS} s; {num_errors} errors"
     yield f"opened in {load['opened_in']:.1f} s, {rate:.0f} a second"
     yield f"gateway memory: {measured.memory_kib:.1f} KiB a stream (bar {MEMORY_BAR:.0f})"
     yield f"gateway CPU: {measured.cpu_share * 100:.0f} % of a core"

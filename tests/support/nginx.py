@@ -23,7 +23,7 @@ http {{
     client_body_temp_path {directory}/body; proxy_temp_path {directory}/proxy;
     fastcgi_temp_path {directory}/fastcgi; uwsgi_temp_path {directory}/uwsgi; scgi_temp_path {directory}/scgi;
     server {{
-        listen 127.0.0.1:{port};
+        listen 127.0.0.1:{port}; {settings}
         location / {{ proxy_pass {worker_url}; proxy_http_version 1.1; proxy_buffering off; }}
     }}
 }}
@@ -31,12 +31,15 @@ http {{
 
 
 @contextlib.asynccontextmanager
-async def nginx(worker_url: str, directory: Path) -> AsyncIterator[int]:
-    """Yields the port. Bodies must fit in memory (16 KiB): nginx's worker may not write to `directory`."""
+async def nginx(worker_url: str, directory: Path, settings: str = "") -> AsyncIterator[int]:
+    """Yields the port. Bodies must fit in memory (16 KiB, or client_body_buffer_size among the settings):
+    nginx's worker may not write to `directory`."""
     assert NGINX is not None
     port = _free_port()
     file = directory / "nginx.conf"
-    file.write_text(CONFIGURATION.format(directory=directory, port=port, worker_url=worker_url))
+    file.write_text(
+        CONFIGURATION.format(directory=directory, port=port, worker_url=worker_url, settings=settings)
+    )
     process = await asyncio.create_subprocess_exec(
         NGINX, "-p", str(directory), "-c", str(file), stderr=asyncio.subprocess.DEVNULL
     )
