@@ -146,6 +146,8 @@ class _SharedCalls:
         self._sessions = sessions
         self._timeout_seconds = timeout_seconds
         self._under_way: dict[bytes, asyncio.Task[TokenizedPrompt | NoTokens]] = {}
+        self._num_waiting: Counter[bytes] = Counter()
+        """By content, the callers."""
         self._num_calls: Counter[str] = Counter()
         """By worker, those that wait for their turn included."""
         self._turns: dict[str, asyncio.Semaphore] = {}
@@ -156,11 +158,20 @@ class _SharedCalls:
         return min(targets, key=lambda target: self._num_calls[target.worker_id])
 
     async def tokenize(self, digest: bytes, request: bytes, target: TokenizeTarget) -> TokenizedPrompt:
-        """The tokens that `request` asks for. A caller that goes away leaves the call to the others."""
+        """The tokens that `request` asks for. A caller that goes away leaves the call to the others; the last
+        one takes it along."""
         task = self._under_way.get(digest)
         if task is None:
             task = self._start(digest, request, target)
-        outcome = await asyncio.shield(task)
+        self._num_waiting[digest] += 1
+        try:
+            outcome = await asyncio.shield(task)
+        finally:
+            self._num_waiting[digest] -= 1
+            if not self._num_waiting[digest]:
+                del self._num_waiting[digest]
+                self._under_way.pop(digest, None)  # at once: who comes now must not join what ends
+                task.cancel()
         if isinstance(outcome, NoTokens):
             raise NoTokens(str(outcome))
         return outcome
@@ -175,7 +186,8 @@ class _SharedCalls:
         self._num_calls[worker_id] += 1
 
         def ended(_: object) -> None:
-            del self._under_way[digest]
+            if self._under_way.get(digest) is task:
+                del self._under_way[digest]
             self._num_calls[worker_id] -= 1
             if not self._num_calls[worker_id]:
                 del self._num_calls[worker_id]

@@ -19,7 +19,8 @@ from tests.support.raw_worker import (
     event,
     json_answer,
 )
-from tests.support.relay import Answer, gateway, get, post
+from tests.support.relay import Answer, Gateway, gateway, get, post
+from tests.support.waiting import eventually
 
 GOOD = answering(json_answer(b'{"good":true}'))
 
@@ -211,6 +212,41 @@ async def test_burst_after_the_worker_closed_its_idle_connections() -> None:
             side.close()
         assert await burst() == {200}
         assert running.counted("kvgate_retries_total") == 0
+
+
+async def test_bursts_while_the_worker_closes_idle_connections_see_no_error() -> None:
+    """2,000 requests, and a worker that closes its connections whenever nothing comes for 2 ms: some are closed
+    in the pool, some while the next request is on its way."""
+    idle_seconds, num_closed = 0.002, 0
+
+    async def script(side: WorkerSide) -> None:
+        nonlocal num_closed
+        await side.send(json_answer(side.request.body))
+        num_answered = side.num_requests
+        loop = asyncio.get_running_loop()
+
+        def close_if_idle() -> None:
+            nonlocal num_closed
+            if side.num_requests == num_answered and not side.writer.is_closing():
+                num_closed += 1
+                side.close()
+
+        loop.call_later(idle_seconds, close_if_idle)
+
+    async def client(running: Gateway, name: int) -> None:
+        async with running.client() as client:
+            for number in range(20):
+                body = b'{"prompt":"%d of %d"}' % (number, name)
+                await client.send(post(body))
+                answer = await client.answer()
+                assert (answer.status, answer.body) == (200, body)
+
+    async with RawWorker(script) as worker, gateway(worker) as running:
+        for burst in range(4):
+            await asyncio.gather(*(client(running, 25 * burst + n) for n in range(25)))
+            await eventually(lambda: worker.num_open == 0, what="the worker has closed them all")
+        assert num_closed > 100
+        assert running.counted("kvgate_retries_total") == running.counted("kvgate_errors_total") == 0
 
 
 async def test_bytes_that_nobody_asked_for_close_the_connection() -> None:

@@ -108,6 +108,24 @@ async def test_equal_prompts_share_one_call(worker, source):
     assert callers[0].cancelled()
 
 
+async def test_a_call_that_nobody_waits_for_is_given_up_and_not_joined(worker, source):
+    asked = asyncio.Event()
+
+    async def hang(body):
+        asked.set()
+        await asyncio.Event().wait()
+
+    worker.answers["POST /tokenize"] = hang
+    callers = [asyncio.ensure_future(prompt_of(source, TEXT)) for _ in range(2)]
+    await asked.wait()
+    for caller in callers:
+        caller.cancel()
+    worker.answers["POST /tokenize"] = tokens()
+    await asyncio.sleep(0)
+    assert (await prompt_of(source, TEXT)).unit is Unit.TOKENS
+    assert [caller.cancelled() for caller in callers] == [True, True]
+
+
 async def test_calls_to_one_worker_are_bounded_and_spread(worker, host, source):
     release = asyncio.Event()
     counts = {"now": 0, "most": 0}
