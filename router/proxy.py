@@ -177,9 +177,10 @@ class Proxy:
             self.metrics.stage("tokens", self.clock() - started_at)
 
     def _parse(self, call: Call) -> ParsedBody | None:
-        """None when nothing in the body can change the decision: then it is not even read."""
+        """None when nothing in the body can change the decision: then it is not even read. Nor is what is
+        compressed."""
         endpoint, body = call.endpoint, call.request.body
-        if endpoint.kind is not EndpointKind.INFERENCE:
+        if endpoint.kind is not EndpointKind.INFERENCE or call.head.is_encoded:
             return None
         needs = self.core.needs
         by_prompt = endpoint.routed_by_prompt and (needs.overlap or needs.session)

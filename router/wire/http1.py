@@ -67,6 +67,8 @@ class RequestHead:
     content_type: bytes = b""
     content_length: int | None = None
     is_chunked: bool = False
+    is_encoded: bool = False
+    """A Content-Encoding is in force: the body is opaque."""
     expects_continue: bool = False
     is_websocket: bool = False
     """It asks for a tunnel."""
@@ -130,6 +132,8 @@ def read_request_head(
             continue
         if key == b"content-type":
             head.content_type = value
+        elif key == b"content-encoding":
+            head.is_encoded = _is_encoding(value)
         lines += (name, b": ", value, b"\r\n")
     num_hosts = 0
     for key, value in special:
@@ -199,12 +203,16 @@ def read_response_head(status: int, reason: bytes, version: str, headers: RawHea
         elif key == b"content-type":
             head.content_type = value.lower()
         elif key == b"content-encoding":
-            head.is_encoded = value.strip().lower() not in (b"", b"identity")
+            head.is_encoded = _is_encoding(value)
         lines += (name, b": ", value, b"\r\n")
     for value in named:
         _drop_named(value, lines)
     head.forward = b"".join(lines)
     return head
+
+
+def _is_encoding(value: bytes) -> bool:
+    return value.strip().lower() not in (b"", b"identity")
 
 
 def _check_coding(head: ResponseHead, value: bytes) -> None:

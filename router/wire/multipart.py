@@ -10,7 +10,7 @@ import re
 from router.wire.limits import FORM_SCAN_BYTES, MODEL_BYTES_MAX
 
 _MODEL_PART = re.compile(
-    rb"""[\r\n]content-disposition:[^\r\n]*;\s*name="?model"?\s*(?:;[^\r\n]*)?\r?\n"""
+    rb"""[\r\n]content-disposition:[^\r\n]*;[ \t]*name="?model"?[ \t]*(?:;[^\r\n]*)?\r?\n"""
     rb"""(?:[^\r\n]+\r?\n)*\r?\n"""
     rb"""([^\r\n]{1,%d})\r?\n--""" % MODEL_BYTES_MAX,
     re.IGNORECASE,

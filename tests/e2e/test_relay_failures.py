@@ -215,8 +215,8 @@ async def test_burst_after_the_worker_closed_its_idle_connections() -> None:
 
 
 async def test_bursts_while_the_worker_closes_idle_connections_see_no_error() -> None:
-    """2,000 requests, and a worker that closes its connections whenever nothing comes for 2 ms: some are closed
-    in the pool, some while the next request is on its way."""
+    """2,000 requests, and a worker that closes its connections whenever nothing comes for 2 ms: some are
+    closed in the pool, some while the next request is on its way."""
     idle_seconds, num_closed = 0.002, 0
 
     async def script(side: WorkerSide) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.fuzz.campaign import NUM_LANES, Campaign
 
-CASES_PER_LANE = 40
+CASES_PER_LANE = 60
 
 
 async def test_whatever_clients_and_workers_send() -> None:

@@ -19,6 +19,12 @@ def test_before_or_after_a_file(size, model_first):
     assert model_of_form(parts + b"--b--\r\n") == "whisper-1"
 
 
+def test_before_another_field():
+    other = b'--b\r\nContent-Disposition: form-data; name="response_format"\r\n\r\njson\r\n'
+    assert model_of_form(MODEL + other + b"--b--\r\n") == "whisper-1"
+    assert model_of_form(other + MODEL + b"--b--\r\n") == "whisper-1"
+
+
 @pytest.mark.parametrize(
     "head",
     [
