@@ -291,8 +291,7 @@ class WorkerConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._head is not None:  # else one of the 1xx
             self._complete = True
-            # Asked again: llhttp minds a `Connection: close` even in a trailer.
-            self._keep_alive = self._keep_alive and self._parser.should_keep_alive()
+            self._keep_alive &= self._parser.should_keep_alive()  # asked again: a trailer may end it too
 
 
 class WorkerPool:

@@ -22,7 +22,7 @@ REQUEST = (
     b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
     b"X-Bench: stream %d %d\r\nContent-Length: %d\r\n\r\n%b"
 )
-BODY = b'{"model":"bench","prompt":"one of many","stream":true}'
+BODY = b'{"model":"bench","prompt":"one of many","stream":true,"user":"stream %d %d"}'
 
 
 @dataclass
@@ -81,7 +81,8 @@ class Stream(asyncio.Protocol):
 async def run(port: int, num_streams: int, num_events: int, gap_ms: int, window: float) -> dict[str, object]:
     loop = asyncio.get_running_loop()
     watch = Watch()
-    request = REQUEST % (num_events, gap_ms, len(BODY), BODY)
+    body = BODY % (num_events, gap_ms)
+    request = REQUEST % (num_events, gap_ms, len(body), body)
     opening = asyncio.Semaphore(OPENING)
 
     async def open_stream() -> Stream:

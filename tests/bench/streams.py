@@ -28,7 +28,6 @@ from tests.bench.processes import (
     free_port,
     resident_bytes,
     running,
-    running_worker,
     wait_until_ready,
 )
 
@@ -38,7 +37,6 @@ SPREAD_BAR = 1  # events more for one stream than for another, since a window cu
 
 STREAMS_MAX = 10_000
 DESCRIPTORS_SPARE = 500
-PROBES_SPARE = 50  # connections for liveness, beyond those of the streams
 GAP_SECONDS = 10
 NUM_EVENTS = 7
 """Beyond the window this leaves 50 s to open all streams before the first one ends."""
@@ -115,14 +113,20 @@ class Prober(threading.Thread):
 
 
 @contextlib.contextmanager
-def running_gateway(
-    worker_port: int, num_streams: int, policy: str
-) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+def running_worker() -> Iterator[int]:
+    with running(
+        [sys.executable, "-m", "tests.bench.worker", "1"], LOAD_CORES, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout
+        yield int(process.stdout.readline())
+
+
+@contextlib.contextmanager
+def running_gateway(worker_port: int, policy: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     port = free_port()
     command = [sys.executable, "-m", "router", "serve", "--policy", policy, "--log-level", "warning"]
     command += ["--worker-urls", f"http://127.0.0.1:{worker_port}", "--host", "127.0.0.1"]
     command += ["--port", str(port), "--admin-port", str(free_port())]
-    command += ["--max-connections", str(num_streams + PROBES_SPARE)]
     with running(command, PROXY_CORES) as process:
         wait_until_ready(port, process, "/readyz")
         yield port, process
@@ -131,7 +135,7 @@ def running_gateway(
 def measure(num_streams: int, policy: str) -> Measured:
     with (
         running_worker() as worker_port,
-        running_gateway(worker_port, num_streams, policy) as (port, gateway),
+        running_gateway(worker_port, policy) as (port, gateway),
     ):
         arguments = [port, num_streams, NUM_EVENTS, GAP_SECONDS * 1000, WINDOW_SECONDS]
         command = [sys.executable, "-m", "tests.bench.stream_load", *map(str, arguments)]
