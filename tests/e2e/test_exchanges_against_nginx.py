@@ -334,11 +334,11 @@ async def test_both_do_the_same(name: str, tmp_path: Path) -> None:
         assert (by_gateway.statuses, by_gateway.ended) == (difference.statuses, "closed"), by_nginx
 
 
-async def through_both(case: Exchange, directory: Path) -> tuple[Seen, Seen]:
+async def through_both(case: Exchange, directory: Path, settings: str = NGINX_LIMITS) -> tuple[Seen, Seen]:
     async with (
         RawWorker(case.script) as behind_nginx,
         RawWorker(case.script) as behind_gateway,
-        nginx(behind_nginx.url, directory, NGINX_LIMITS) as nginx_port,
+        nginx(behind_nginx.url, directory, settings) as nginx_port,
         gateway(behind_gateway, **LIMITS) as running,
     ):
         got = await asyncio.gather(observe(nginx_port, case), observe(running.port, case))
@@ -350,6 +350,51 @@ async def through_both(case: Exchange, directory: Path) -> tuple[Seen, Seen]:
 
 def test_what_is_listed_is_a_case() -> None:
     assert set(DIFFERENCES) <= set(CASES)
+
+
+PASSES_UPGRADES = 'proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection "upgrade";'
+HANDSHAKE = get(
+    "/v1/realtime?model=m",
+    extra="Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: a2V5\r\nSec-WebSocket-Protocol: realtime\r\n"
+    "Sec-WebSocket-Extensions: permessage-deflate\r\n",
+)
+AGREED = plain(
+    b"101 Switching Protocols\nupgrade: websocket\nconnection: upgrade\nsec-websocket-accept: YQ=="
+)
+
+
+async def agrees_and_echoes(side: WorkerSide) -> None:
+    await side.send(AGREED + b"first")
+    while (data := await side.reader.read(1000)) != b"bye":
+        await side.send(data)
+    side.close()
+
+
+async def talks(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HANDSHAKE)
+    head = await reader.readuntil(b"\r\n\r\n")
+    assert {line.lower() for line in AGREED.split(b"\r\n")} <= {line.lower() for line in head.split(b"\r\n")}
+    await reader.readuntil(b"first")
+    for frame in (b"\x81\x00", b"GET / HTTP/1.1\r\n\r\n", bytes(range(256))):
+        writer.write(frame)
+        assert await reader.readexactly(len(frame)) == frame
+    writer.write(b"bye")
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Exchange(talks, agrees_and_echoes, (b"GET",)),
+        Exchange(sending(HANDSHAKE), answering(plain(b"426 Upgrade\ncontent-length: 2", b"no")), (b"GET",)),
+    ],
+    ids=["agreed", "declined"],
+)
+async def test_both_pass_a_websocket_on(case: Exchange, tmp_path: Path) -> None:
+    by_nginx, by_gateway = await through_both(case, tmp_path, NGINX_LIMITS + PASSES_UPGRADES)
+    assert by_gateway.requests[0].line == by_nginx.requests[0].line
+    assert set(by_gateway.requests[0].headers) == set(by_nginx.requests[0].headers)
+    assert (by_gateway.statuses, by_gateway.rest) == (by_nginx.statuses, by_nginx.rest)
 
 
 @pytest.mark.parametrize("status", [200, 413])

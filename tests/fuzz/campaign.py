@@ -41,6 +41,7 @@ SEEN_LAST = Request(b"POST", b"/v1/completions", b'{"prompt":"last"}')
 GOOD = b'{"good":true}'
 ASKED = "/version?fuzz"
 HOP_BY_HOP = {b"connection", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"keep-alive", b"expect"}
+SWITCH = {(b"connection", b"upgrade"), (b"upgrade", b"websocket")}
 
 
 @dataclass
@@ -74,7 +75,9 @@ def as_seen(raw_head: bytes, body: bytes) -> Request:
     method, target, version = head.first_line.split(b" ")
     assert version == b"HTTP/1.1"
     assert head.end == len(raw_head)
-    assert not {name for name, _ in head.headers} & HOP_BY_HOP, "a header that concerns one connection"
+    of_one_hop = {(name, value.lower()) for name, value in head.headers if name in HOP_BY_HOP}
+    is_handshake = method == b"GET" and not body and not head.values(b"content-length")
+    assert not of_one_hop or (is_handshake and of_one_hop == SWITCH), f"headers of one hop: {of_one_hop}"
     assert len(head.values(b"host")) == 1
     assert head.values(b"content-length") in ([], [b"%d" % len(body)])
     return Request(method, target, body)

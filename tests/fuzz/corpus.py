@@ -12,6 +12,11 @@ CHUNKED = (
     b"7;a=b\r\n" + JSON[:7] + b"\r\n%x\r\n" % (len(JSON) - 7) + JSON[7:] + b"\r\n0\r\n"
 )
 
+HANDSHAKE = (
+    "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
+    "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
 REQUESTS: tuple[bytes, ...] = (
     post(JSON),
     post(b"", extra="Accept: */*\r\nX-Request-Id: mine\r\n"),
@@ -27,6 +32,7 @@ REQUESTS: tuple[bytes, ...] = (
     get("/version"),
     get("/version", method="HEAD") + get("/health") + get("/v1/models"),
     get("/v1/responses/resp_1") + get("/nothing"),
+    get("/v1/realtime?model=m", extra=HANDSHAKE),
 )
 
 EVENTS = (
