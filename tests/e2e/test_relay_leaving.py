@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import aiohttp
 import pytest
 
 from router.limits import WRITE_BUFFER_HIGH
-from router.tokens.base import TokenizeTarget
-from router.tokens.engine import EngineTokens
 from tests.support.raw_worker import (
     END_OF_CHUNKS,
     STREAM_HEAD,
@@ -20,7 +17,6 @@ from tests.support.raw_worker import (
     json_answer,
 )
 from tests.support.relay import CLOCK, gateway, get, post
-from tests.support.token_host import StubHost
 from tests.support.waiting import eventually
 
 
@@ -83,33 +79,6 @@ async def test_client_that_leaves_while_its_prompt_is_prepared() -> None:
         await running.at_rest()
         assert worker.requests == []
         assert running.counted("kvgate_client_gone_total", phase="routing") == 1
-
-
-@pytest.mark.parametrize("half_closed", [True, False])
-async def test_client_that_leaves_while_an_engine_counts_its_tokens(half_closed: bool) -> None:
-    """The engine's work on them ends too: nobody else waits for it."""
-    async with (
-        RawWorker(waits) as engine,
-        RawWorker(waits) as worker,
-        aiohttp.ClientSession() as session,
-    ):
-        host = StubHost(targets=(TokenizeTarget("w", engine.url, "vllm"),))
-        async with (
-            gateway(worker, tokens=EngineTokens(host, session), policy="kv") as running,
-            running.client() as client,
-        ):
-            await client.send(post())
-            await eventually(lambda: engine.requests)
-            assert engine.requests[0].request_line.startswith(b"POST /tokenize ")
-            if half_closed:
-                client.writer.write_eof()
-            else:
-                client.writer.transport.abort()
-            await engine.sides[0].gone.wait()
-            await running.at_rest()
-            assert worker.requests == []
-            assert host.fallbacks == {}
-            assert running.counted("kvgate_client_gone_total", phase="routing") == 1
 
 
 async def test_client_that_leaves_in_the_middle_of_its_body() -> None:
