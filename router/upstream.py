@@ -204,16 +204,13 @@ class WorkerConnection(asyncio.Protocol):
         self.transport.abort()
 
     def _finish(self, sink: AnswerSink, data: bytes, pieces: list[bytes]) -> None:
-        # An answer that came before the request was sent whole leaves the connection in no known state.
+        # After an answer that came before the request was sent whole: `close` would still send the rest.
         reusable = self._keep_alive and self.transport.get_write_buffer_size() == 0
         self._sink = None
         self._reset()
         if self._method == b"HEAD":
             data, pieces = b"", []  # a body behind that head would be read as the next answer's beginning
-        if reusable:
-            self._pool.put(self)
-        else:
-            self.transport.abort()  # a rest of the request that waits to be sent is not wanted any more
+        self._pool.put(self) if reusable else self.transport.abort()
         sink.body(data, pieces, True)
 
     def _switch(self, rest: bytes) -> None:
