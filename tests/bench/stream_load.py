@@ -20,7 +20,7 @@ OPENING = 64
 
 REQUEST = (
     b"POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-    b"X-Bench: stream %d %d\r\nContent-Length: %d\r\n\r\n%b"
+    b"Content-Length: %d\r\n\r\n%b"
 )
 BODY = b'{"model":"bench","prompt":"one of many","stream":true,"user":"stream %d %d"}'
 
@@ -82,7 +82,7 @@ async def run(port: int, num_streams: int, num_events: int, gap_ms: int, window:
     loop = asyncio.get_running_loop()
     watch = Watch()
     body = BODY % (num_events, gap_ms)
-    request = REQUEST % (num_events, gap_ms, len(body), body)
+    request = REQUEST % (len(body), body)
     opening = asyncio.Semaphore(OPENING)
 
     async def open_stream() -> Stream:

@@ -23,12 +23,11 @@ import orjson
 
 from tests.bench.processes import (
     LOAD_CORES,
-    PROXY_CORES,
     cpu_seconds,
-    free_port,
     resident_bytes,
     running,
-    wait_until_ready,
+    running_gateway,
+    running_workers,
 )
 
 MEMORY_BAR = 40.0  # KiB a stream
@@ -112,30 +111,10 @@ class Prober(threading.Thread):
         return sorted(self.seconds)
 
 
-@contextlib.contextmanager
-def running_worker() -> Iterator[int]:
-    with running(
-        [sys.executable, "-m", "tests.bench.worker", "1"], LOAD_CORES, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout
-        yield int(process.stdout.readline())
-
-
-@contextlib.contextmanager
-def running_gateway(worker_port: int, policy: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    port = free_port()
-    command = [sys.executable, "-m", "router", "serve", "--policy", policy, "--log-level", "warning"]
-    command += ["--worker-urls", f"http://127.0.0.1:{worker_port}", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--admin-port", str(free_port())]
-    with running(command, PROXY_CORES) as process:
-        wait_until_ready(port, process, "/readyz")
-        yield port, process
-
-
 def measure(num_streams: int, policy: str) -> Measured:
     with (
-        running_worker() as worker_port,
-        running_gateway(worker_port, policy) as (port, gateway),
+        running_workers(1) as worker_ports,
+        running_gateway(worker_ports, "--policy", policy) as (port, gateway),
     ):
         arguments = [port, num_streams, NUM_EVENTS, GAP_SECONDS * 1000, WINDOW_SECONDS]
         command = [sys.executable, "-m", "tests.bench.stream_load", *map(str, arguments)]
