@@ -209,14 +209,11 @@ async def test_part_of_a_request_behind_one_that_was_refused_has_its_own_deadlin
 
 
 async def test_body_has_its_own_time_from_the_head_on() -> None:
-    async with (
-        RawWorker(GOOD) as worker,
-        gateway(worker, head_seconds=0.05) as running,
-        running.client() as client,
-    ):
+    async with RawWorker(GOOD) as worker, gateway(worker) as running, running.client() as client:
         await client.send(LINE + b"Host: g\r\nContent-Length: 2\r\n\r\n{")
-        for _ in range(3):
-            await asyncio.sleep(0.05)  # the time of a head passes
+        await eventually(lambda: running.server.collected_bytes)
+        (connection,) = running.server._connections
+        connection.check(CLOCK() + 2 * running.server.limits.head_seconds)
         await client.send(b"}")
         assert (await client.answer()).status == 200
 
