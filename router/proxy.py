@@ -42,12 +42,13 @@ from router.metrics import Metrics
 from router.request import Request
 from router.stored_responses import StoredResponses
 from router.tokens.base import TokenSource
-from router.upstream import Upstream, WorkerConnection, WorkerPool
+from router.upstream import Upstream, WorkerPool
 from router.wire.endpoints import EndpointKind, lookup, response_id
 from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.multipart import model_of_form
 from router.wire.openai import ParsedBody, parse_body
 from router.wire.websocket import SWITCH_LINES
+from router.worker_connection import WorkerConnection
 
 _OPEN_KINDS = frozenset((EndpointKind.LIVE, EndpointKind.READY))
 """What is answered without a key: a load balancer in front has none."""

@@ -17,11 +17,11 @@ from typing import Protocol
 from router.client_connection import ClientConnection
 from router.errors import RouterError, WorkerTimeout
 from router.limits import USAGE_BODY_BYTES_MAX, RelayLimits
-from router.upstream import WorkerConnection
 from router.wire import http1
 from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.http1 import RequestHead, ResponseHead
 from router.wire.sse import SseScanner, error_event
+from router.worker_connection import WorkerConnection
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 

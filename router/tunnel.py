@@ -14,11 +14,11 @@ from router.client_connection import ClientConnection
 from router.errors import RouterError, WorkerTimeout, WorkerUnavailable
 from router.limits import RelayLimits
 from router.relay import Relay
-from router.upstream import WorkerConnection
 from router.wire import http1
 from router.wire.endpoints import Protocol
 from router.wire.http1 import ResponseHead
 from router.wire.websocket import SWITCH_LINES
+from router.worker_connection import WorkerConnection
 
 
 class Handshake(Relay):

@@ -13,9 +13,10 @@ from router.dialing import Dialer
 from router.errors import WorkerError, WorkerProtocolError, WorkerTimeout
 from router.limits import RelayLimits
 from router.relay import Relay
-from router.upstream import Upstream, WorkerConnection
+from router.upstream import Upstream
 from router.wire.endpoints import Protocol
 from router.wire.http1 import read_request_head
+from router.worker_connection import WorkerConnection
 from tests.support.certificates import system_trust
 from tests.support.fake_transport import FakeTransport
 from tests.support.raw_worker import END_OF_CHUNKS, STREAM_HEAD, chunk, event, json_answer
@@ -77,7 +78,7 @@ class Setup:
         self.client, self.observer = Client(), Observer()
         limits = RelayLimits()
         self.upstream = Upstream(limits, lambda: self.now, Dialer(system_trust()), lambda worker: None)
-        self.connection = WorkerConnection(self.upstream.pool(Worker(id="w", url="http://w:1")))
+        self.connection = WorkerConnection(self.upstream.pool(Worker(id="w", url="http://w:1")).put)
         self.worker = FakeTransport()
         self.connection.connection_made(self.worker)
         self.relay = self.new_relay(method, version, limits, wants_body)

@@ -12,7 +12,8 @@ from router.dialing import Dialer
 from router.errors import RouterError, ShuttingDown, WorkerTimeout, WorkerUnavailable
 from router.limits import RelayLimits
 from router.tunnel import Tunnel, TunnelEnd
-from router.upstream import Upstream, WorkerConnection
+from router.upstream import Upstream
+from router.worker_connection import WorkerConnection
 from tests.support.certificates import system_trust
 from tests.support.fake_transport import FakeTransport
 
@@ -60,7 +61,7 @@ class Setup:
         self.client.transport.can_half_close = self.worker.can_half_close = can_half_close
         upstream = Upstream(LIMITS, self.clock, Dialer(system_trust()), lambda worker: None)
         pool = upstream.pool(Worker(id="w", url="http://w:1"))
-        connection = WorkerConnection(pool)
+        connection = WorkerConnection(pool.put)
         connection.connection_made(self.worker)
         self.tunnel = Tunnel(self.client, connection, self.ends.append, LIMITS, self.clock)
         self.tunnel.open(to_client=b"101", to_worker=early)

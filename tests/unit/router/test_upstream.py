@@ -5,32 +5,17 @@ from __future__ import annotations
 import gc
 from weakref import ref
 
-import pytest
-
 from policies.types import Worker
 from router.dialing import Dialer
 from router.limits import RelayLimits
-from router.upstream import Upstream, WorkerConnection
+from router.upstream import Upstream
+from router.worker_connection import WorkerConnection
 from tests.support.certificates import system_trust
 from tests.support.fake_transport import FakeTransport
 from tests.support.raw_worker import json_answer
+from tests.support.sinks import NullSink
 
 WORKER = Worker(id="w", url="http://[::1]:8001")
-
-
-class Sink:
-    """Takes an answer and drops it."""
-
-    takes_events = False
-
-    def head(self, head: object) -> None:
-        pass
-
-    def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
-        pass
-
-    def failed(self, error: object) -> None:
-        pass
 
 
 class Setup:
@@ -43,12 +28,12 @@ class Setup:
         self.upstream = Upstream(limits, lambda: self.now, dialer, lambda worker: self.key)
 
     def connection(self) -> WorkerConnection:
-        connection = WorkerConnection(self.upstream.pool(WORKER))
+        connection = WorkerConnection(self.upstream.pool(WORKER).put)
         connection.connection_made(FakeTransport())
         return connection
 
     def exchange(self, connection: WorkerConnection) -> None:
-        connection.send(Sink(), b"POST", b"HEAD", b"")
+        connection.send(NullSink(), b"POST", b"HEAD", b"")
         connection.data_received(json_answer())
 
 
@@ -103,7 +88,7 @@ def test_what_was_connecting_when_deadlines_were_looked_at_comes_back_to_its_poo
     setup = Setup()
     pool = setup.upstream.pool(WORKER)
     setup.upstream.check(setup.now)
-    connection = WorkerConnection(pool)
+    connection = WorkerConnection(pool.put)
     connection.connection_made(FakeTransport())
     setup.exchange(connection)
     assert setup.upstream.pool(WORKER).take_idle() is connection
@@ -121,48 +106,3 @@ def test_a_worker_that_comes_back_with_another_key_is_shown_that_one() -> None:
 def test_lines_of_every_request_to_a_worker() -> None:
     assert Setup().upstream.pool(WORKER).lines == b"host: [::1]:8001\r\n"
     assert Setup("k").upstream.pool(WORKER).lines == b"host: [::1]:8001\r\nauthorization: Bearer k\r\n"
-
-
-SWITCH = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-
-
-def ask_for_a_websocket(connection: WorkerConnection, *pieces: bytes) -> list[tuple[int, bytes]]:
-    """What the asker was handed: status and bytes behind the head."""
-    handed: list[tuple[int, bytes]] = []
-    connection.switched = lambda head, rest: handed.append((head.status, rest))
-    connection.send(Sink(), b"GET", b"HEAD", b"")
-    for piece in pieces:
-        connection.data_received(piece)
-    return handed
-
-
-@pytest.mark.parametrize("cut", [1, len(SWITCH) - 1, len(SWITCH)])
-def test_connection_is_handed_over_when_the_worker_switches(cut: int) -> None:
-    pieces = (SWITCH[:cut], SWITCH[cut:] + b"frame") if cut < len(SWITCH) else (SWITCH + b"frame",)
-    connection = Setup().connection()
-    assert ask_for_a_websocket(connection, *pieces) == [(101, b"frame")]
-    connection.abort()
-
-
-def test_early_hints_may_come_before_the_switch() -> None:
-    connection = Setup().connection()
-    assert ask_for_a_websocket(connection, b"HTTP/1.1 103 Early Hints\r\n\r\n" + SWITCH) == [(101, b"")]
-
-
-@pytest.mark.parametrize(
-    "answer", [SWITCH.replace(b"websocket", b"h2c"), SWITCH.replace(b"Connection: Upgrade\r\n", b"")]
-)
-def test_switch_to_something_else_is_an_error(answer: bytes) -> None:
-    connection = Setup().connection()
-    assert ask_for_a_websocket(connection, answer) == []
-    assert connection.transport.state == "aborted"
-
-
-def test_answer_that_declines_leaves_a_connection_that_switches_no_more() -> None:
-    setup = Setup()
-    connection = setup.connection()
-    assert ask_for_a_websocket(connection, json_answer()) == []
-    assert setup.upstream.pool(WORKER).take_idle() is connection
-    connection.send(Sink(), b"POST", b"HEAD", b"")
-    connection.data_received(SWITCH)
-    assert connection.transport.state == "aborted"
