@@ -39,14 +39,26 @@ class Unit(StrEnum):
     BYTES = "bytes"
 
 
+class Layout(NamedTuple):
+    """How a worker cuts prompts into blocks, as its events show it.
+
+    `lookahead_tokens`: tokens behind a block that its hash covers too, where the engine's own does (1 with
+    the token pairs that SGLang's trees hold under EAGLE). A block is complete only with them.
+    """
+
+    block_tokens: int
+    lookahead_tokens: int = 0
+
+
 class HashSpace(NamedTuple):
-    """The workers whose blocks are comparable: one base model, one block size. One hash chain for each.
+    """The workers whose blocks are comparable: one base model, one layout. One hash chain for each.
 
     A tuple, since it is a key that every request looks up several times.
     """
 
     base_model: str
     block_tokens: int
+    lookahead_tokens: int = 0
 
 
 def root_seed(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from indexer.adapters import ADAPTERS
-from indexer.blocks import BlockHash
+from indexer.blocks import BlockHash, Layout
 from indexer.events import Tier
 from indexer.limits import SWEEP_BLOCKS
 from indexer.publisher import FeedStats, Publisher
@@ -49,11 +49,14 @@ class KvFeed:
         *,
         engine: str,
         base_model: str,
-        block_tokens: int,
+        block_tokens: int | None,
         can_replay: bool,
         dp_rank: int | None = None,
+        lookahead_tokens: int = 0,
     ) -> None:
-        """A worker whose events will come. `block_tokens` is what its engine said; other sizes degrade it.
+        """A worker whose events will come. `block_tokens` and `lookahead_tokens` are those of the prompts
+        that it will be matched with, as its engine said; None where it did not. While its blocks differ it
+        is degraded: see `layout` and `expect`.
 
         `dp_rank`, when given, is the only rank whose batches are taken. Raises KeyError for an engine without
         an adapter.
@@ -63,10 +66,21 @@ class KvFeed:
             self._indexes,
             ADAPTERS[engine],
             base_model=base_model,
-            block_tokens=block_tokens,
+            expected=None if block_tokens is None else Layout(block_tokens, lookahead_tokens),
             can_replay=can_replay,
             dp_rank=dp_rank,
         )
+
+    def layout(self, slot: Slot) -> Layout | None:
+        """How the worker cuts its blocks, as its device's events show; None before the first of them."""
+        publisher = self._publishers.get(slot)
+        return publisher.layout if publisher else None
+
+    def expect(self, slot: Slot, layout: Layout) -> None:
+        """From now on the worker is matched with prompts cut like this. What it holds stays: blocks are
+        hashed as the worker cuts them, whatever was expected."""
+        self._publishers[slot].expected = layout
+        self._finish_step(slot, [])
 
     def remove_publisher(self, slot: Slot) -> None:
         """The worker is gone: so are its blocks for every query; their memory is swept later."""

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer.adapters import Adapter, MalformedFrame
-from indexer.blocks import TOKEN_BYTES, BlockHash, chain_block_hashes, pack_tokens, root_seed
+from indexer.blocks import TOKEN_BYTES, BlockHash, Layout, chain_block_hashes, pack_tokens, root_seed
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Tier
 from indexer.keys import Key, KeyMap, key_of
 from indexer.limits import NAMESPACES
@@ -49,7 +49,7 @@ class Publisher:
         decode: Adapter,
         *,
         base_model: str,
-        block_tokens: int,
+        expected: Layout | None,
         can_replay: bool,
         dp_rank: int | None,
     ) -> None:
@@ -57,26 +57,29 @@ class Publisher:
         self.stats = FeedStats()
         self.garbage: list[dict[Key, BlockHash]] = []
         """Forgotten entries, for their memory to be given back in slices."""
+        self.expected = expected
+        """How prompts are cut that this worker is matched with; None while nobody knows."""
+        self.layout: Layout | None = None
+        """How the worker cuts its blocks: the device's first event says it."""
         self._slot = slot
         self._decode = decode
         self._base_model = base_model
-        self._block_tokens = block_tokens
         self._dp_rank = dp_rank
         self._indexes = indexes
         self._maps = {tier: KeyMap(index, slot) for tier, index in indexes.items()}
         self._seeds: dict[tuple[str, str], BlockHash] = {}
         self._group: int | None = None  # the first main attention group seen; others would count blocks twice
-        self._mismatch = ""
+        self._mixture = ""
 
     @property
     def is_exact(self) -> bool:
         """Whether the trust level is EXACT."""
-        return not (self._mismatch or self.sequencer.doubt)
+        return not (self.sequencer.doubt or self._mismatch())
 
     def trust(self) -> Trust:
         """How far the claims of this worker may be believed now."""
-        if self._mismatch:
-            return Trust(TrustLevel.DEGRADED, self._mismatch)
+        if mismatch := self._mismatch():
+            return Trust(TrustLevel.DEGRADED, mismatch)
         if self.sequencer.doubt:
             return Trust(TrustLevel.RECOVERING, self.sequencer.doubt)
         return Trust(TrustLevel.EXACT, self.sequencer.missing_history)
@@ -118,7 +121,8 @@ class Publisher:
                 at_hand = decoded is not None and decoded[0] is step.message
                 self._apply(decoded[1] if decoded and at_hand else self._read(step.message.payload))
             elif isinstance(step, Forget):
-                self._mismatch = ""
+                self.layout = None
+                self._mixture = ""
                 self.forget()
             else:
                 replays_from.append(step.from_sequence)
@@ -178,8 +182,8 @@ class Publisher:
         if not event.token_ids:
             self._store_named(event)
             return
-        if event.block_tokens != self._block_tokens:
-            self._note_mismatch(event)
+        if not self._fits_layout(event):
+            self.ignore("block_size")
             return
         seed = self._seed_of(event)
         if seed is None:
@@ -223,13 +227,26 @@ class Publisher:
         self.ignore("attention_group")
         return False
 
-    def _note_mismatch(self, event: BlockStored) -> None:
-        """On the device no prompt will ever match; another tier may cut its blocks as it likes."""
-        self.ignore("block_size")
+    def _fits_layout(self, event: BlockStored) -> bool:
+        """Whether the event's blocks are cut like the others. On the device two kinds of cuts are too many;
+        another tier may cut as it likes, but then no prompt will match."""
+        layout = self.layout or self.expected
+        if event.tier is Tier.DEVICE and not self.layout:
+            layout = self.layout = Layout(event.block_tokens)
+        if layout is None or event.block_tokens == layout.block_tokens:
+            return True
         if event.tier is Tier.DEVICE:
-            self._mismatch = (
-                f"worker stores blocks of {event.block_tokens} tokens, expected {self._block_tokens}"
+            self._mixture = (
+                f"worker stores blocks of {layout.block_tokens} and of {event.block_tokens} tokens"
             )
+        return False
+
+    def _mismatch(self) -> str:
+        """In words, why no prompt will match what the worker stores; empty when prompts may."""
+        if self._mixture or self.layout in (None, self.expected) or self.expected is None:
+            return self._mixture
+        stored, prompts = _in_words(self.layout), _in_words(self.expected)
+        return f"worker stores blocks of {stored}, prompts are cut into blocks of {prompts}"
 
     def _seed_of(self, event: BlockStored) -> BlockHash | None:
         """The hash that the first block chains to; None when its parent is unknown."""
@@ -250,3 +267,8 @@ class Publisher:
             if block_hash is not None:
                 return block_hash
         return None
+
+
+def _in_words(layout: Layout) -> str:
+    size = f"{layout.block_tokens} tokens"
+    return f"{size} hashed with the {layout.lookahead_tokens} after them" if layout.lookahead_tokens else size

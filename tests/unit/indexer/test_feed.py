@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from indexer import publisher
-from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens, root_seed
+from indexer.blocks import TOKEN_BYTES, Layout, chain_block_hashes, pack_tokens, root_seed
 from indexer.feed import FeedStats, KvFeed
 from indexer.trust import Trust, TrustLevel
 from tests.support.vllm_events import batch, cleared, removed, stored
@@ -185,11 +185,39 @@ def test_sliding_windows_are_left_out(worker: Worker) -> None:
     assert worker.stats.ignored == {"attention_group": 2}
 
 
-def test_another_block_size_degrades_the_worker(feed: KvFeed, worker: Worker) -> None:
+def test_the_layout_is_learnt_from_the_device(feed: KvFeed, worker: Worker) -> None:
+    assert feed.layout(0) is None
+    worker.publish(stored([9], [0] * 16, block_tokens=16, medium="DISK"))
+    assert feed.layout(0) is None
+    worker.publish(stored([1], PROMPT[:4]))
+    assert feed.layout(0) == Layout(4)
+    assert feed.layout(5) is None
+
+
+def test_another_block_size_than_expected_degrades_until_it_is_expected(feed: KvFeed) -> None:
+    worker = Worker(feed, block_tokens=16)
+    worker.publish(stored([1, 2, 3], PROMPT))
+    assert worker.depth(chain()) == 0
+    assert feed.trust(0) == Trust(
+        TrustLevel.DEGRADED, "worker stores blocks of 4 tokens, prompts are cut into blocks of 16 tokens"
+    )
+    feed.expect(0, Layout(4))
+    assert feed.trust(0).level is TrustLevel.EXACT
+    assert worker.depth(chain()) == 3, "nothing was lost meanwhile"
+
+
+def test_without_an_expectation_the_worker_says_it(feed: KvFeed) -> None:
+    feed.add_publisher(3, engine="vllm", base_model="m", block_tokens=None, can_replay=False)
+    feed.receive(3, 0, batch(stored([1, 2, 3], PROMPT)))
+    assert feed.layout(3) == Layout(4)
+    assert feed.overlap(chain(), 0b1000).device == {3: 3}
+
+
+def test_two_block_sizes_on_the_device_degrade_the_worker(feed: KvFeed, worker: Worker) -> None:
     worker.publish(stored([1], PROMPT[:4]))
     worker.publish(stored([2], [0] * 16, block_tokens=16))
     assert worker.depth(chain()) == 0
-    assert feed.trust(0) == Trust(TrustLevel.DEGRADED, "worker stores blocks of 16 tokens, expected 4")
+    assert feed.trust(0) == Trust(TrustLevel.DEGRADED, "worker stores blocks of 4 and of 16 tokens")
     assert worker.stats.ignored == {"block_size": 1}
     worker.sequence = -1  # another engine process
     worker.publish(stored([1, 2], PROMPT[:8]))
