@@ -25,9 +25,13 @@ class RoundRobin(BasePolicy):
         self._last_turn: dict[WorkerId, int] = {}  # in the order of the turns
 
     def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice:
-        workers = candidates.workers
-        last_turn = self._last_turn
-        row = min(range(len(workers)), key=lambda row: (last_turn.get(workers[row].id, 0), workers[row].id))
+        workers, last_turn = candidates.workers, self._last_turn
+        turns = [last_turn.get(worker.id, 0) for worker in workers]
+        longest_ago = min(turns)
+        if longest_ago:
+            row = turns.index(longest_ago)
+        else:
+            row = min((worker.id, row) for row, worker in enumerate(workers) if not turns[row])[1]
         return Choice(row, reason="longest without a turn")
 
     def placed(self, worker: Worker) -> None:
