@@ -168,7 +168,9 @@ class Call:
         )
         if proxy.access_log is not None:
             proxy.access_log(self._log_fields(duration))
-        self.relay = None  # each knew the other: what is no cycle is freed at once, and warm memory used again
+        self.relay = (
+            None  # each knew the other: what is no cycle is freed at once, and warm memory used again
+        )
 
     def _observe_leaving(self) -> None:
         if self.client.cut_reason == "drain":

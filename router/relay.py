@@ -201,6 +201,8 @@ class Relay:
         """The head for the client; from here on no other worker can answer."""
         self.committed = self._client.answer_begun = True
         lines = [http1.status_line(head.status, head.reason), head.forward, self._extra_lines]
+        if head.content_length is not None:
+            lines.append(b"content-length: %d\r\n" % head.content_length)
         closes = self._client.ends_after_answer()
         if head.is_chunked or head.ends_with_connection(self._request.method):
             if self._request.is_http10:

@@ -21,6 +21,8 @@ from router.errors import (
 from router.limits import HEADER_LINE_BYTES, RelayLimits
 from router.request import Request
 from router.wire import http1, websocket
+from router.wire.http1 import RequestHead
+from router.wire.known_head import KnownHead
 
 
 class RequestSink(Protocol):
@@ -46,8 +48,8 @@ class RequestReader:
     """Feed it bytes; it calls the sink. httptools calls the `on_*` methods back while bytes are fed."""
 
     __slots__ = (
-        "_clock", "_fed_bytes", "_head_bytes", "_headers", "_is_over", "_is_upgrade", "_limits", "_parser",
-        "_sink", "_url", "incoming",
+        "_clock", "_fed_bytes", "_head_bytes", "_headers", "_heads", "_is_over", "_is_upgrade", "_known",
+        "_limits", "_missing_bytes", "_parser", "_sink", "_url", "incoming",
     )  # fmt: skip
 
     def __init__(self, sink: RequestSink, limits: RelayLimits, clock: Callable[[], float]) -> None:
@@ -57,6 +59,11 @@ class RequestReader:
         self._parser = httptools.HttpRequestParser(self)
         self._is_upgrade = False
         self._is_over = False
+        self._known: KnownHead[RequestHead] = KnownHead()
+        self._heads: list[RequestHead] = []
+        """Of the bytes that llhttp was fed last."""
+        self._missing_bytes = 0
+        """Of a body whose head llhttp has not seen, as it was known."""
         self.incoming: Request | None = None
         """The request whose body is being collected."""
         self._forget_head()
@@ -77,17 +84,66 @@ class RequestReader:
         if self._is_over:
             self._sink.beyond_arrived(data)
             return
+        if self._missing_bytes:
+            self._continue_known(data)
+            return
         was_in_head = self.is_in_head
+        is_beginning = self.incoming is None and not was_in_head
+        if is_beginning and (known := self._known.recall(data)) and self._begin_known(*known):
+            return
+        self._heads = []
+        if not self._parse(data):
+            return
+        if is_beginning and self._heads and self._heads[0].may_repeat:
+            self._known.remember(data, self._heads[0])
+        if was_in_head and self.is_in_head:
+            self._count_head(len(data))
+
+    def _parse(self, data: bytes) -> bool:
+        """False when llhttp reads no further with these bytes."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as stop:
             self._upgrade_offered(data[stop.args[0] :])
-            return
+            return False
         except httptools.HttpParserError as error:
             self._sink.refused(_reason(error))
+            return False
+        return True
+
+    def _begin_known(self, head: RequestHead, num_bytes: int, beginning: bytes) -> bool:
+        """A request with the head of an earlier one, of which llhttp does not get to see anything; False when
+        it is not that simple: other requests follow, or the body is too large."""
+        length = head.content_length
+        assert length is not None
+        if len(beginning) > length or length > self._limits.body_bytes:
+            return False
+        request = Request(head, self._clock())
+        try:
+            self._sink.head_arrived(request, num_bytes)
+            self.incoming = request
+            self._missing_bytes = length
+            self._collect_known(beginning)
+        except RouterError as error:
+            self._sink.refused(error)
+        return True
+
+    def _continue_known(self, data: bytes) -> None:
+        body, rest = data[: self._missing_bytes], data[self._missing_bytes :]
+        try:
+            self._collect_known(body)
+        except RouterError as error:
+            self._sink.refused(error)
             return
-        if was_in_head and self.is_in_head:
-            self._count_head(len(data))
+        if rest:
+            self.feed(rest)
+
+    def _collect_known(self, piece: bytes) -> None:
+        self._missing_bytes -= len(piece)
+        if piece:
+            self.on_body(piece)
+        if not self._missing_bytes:
+            self.on_message_complete()
 
     def _count_head(self, num_bytes: int) -> None:
         """A head that comes in pieces: what llhttp keeps to itself counts too."""
@@ -156,6 +212,7 @@ class RequestReader:
         head = http1.read_request_head(parser.get_method(), self._url, version, keep_alive, self._headers)
         if (head.content_length or 0) > self._limits.body_bytes:
             raise self._body_too_large()
+        self._heads.append(head)
         request = Request(head, self._clock())
         self._sink.head_arrived(request, len(self._url) + self._head_bytes)
         self.incoming = request

@@ -16,6 +16,7 @@ from router.errors import RouterError, WorkerProtocolError, WorkerUnavailable
 from router.limits import JOINED_BYTES_MAX, RESPONSE_HEAD_BYTES_MAX, WRITE_BUFFER_HIGH, WRITE_BUFFER_LOW
 from router.wire import http1, websocket
 from router.wire.http1 import ResponseHead
+from router.wire.known_head import KnownHead
 
 _TAIL_BYTES = 6
 """Two blank lines' worth: as much as is looked at behind a chunk."""
@@ -53,8 +54,8 @@ class WorkerConnection(asyncio.Protocol):
 
     __slots__ = (
         "_complete", "_give_back", "_head", "_headers", "_in_chunk", "_is_in_body", "_keep_alive",
-        "_method", "_num_heads", "_on_event", "_parser", "_pieces", "_raw_head", "_raw_last", "_reason",
-        "_sink", "_until_eof", "idle_since", "is_silent", "switched", "transport",
+        "_known", "_method", "_num_heads", "_on_event", "_parser", "_pieces", "_raw_head", "_raw_last",
+        "_reason", "_sink", "_until_eof", "idle_since", "is_silent", "switched", "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -62,6 +63,7 @@ class WorkerConnection(asyncio.Protocol):
     def __init__(self, give_back: Callable[[WorkerConnection], None]) -> None:
         """`give_back` is called when an answer has ended and the connection may carry another."""
         self._give_back = give_back
+        self._known: KnownHead[ResponseHead] = KnownHead()
         self._parser = httptools.HttpResponseParser(self)
         self._sink: AnswerSink | None = None
         self._method = b""
@@ -131,40 +133,72 @@ class WorkerConnection(asyncio.Protocol):
         if sink is None:
             self.transport.abort()  # bytes that nobody asked for
             return
-        self.is_silent = False
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as stop:
-            self._switch(data[stop.args[0] :])
-            return
-        except httptools.HttpParserError as error:
-            self.fail(_reason(error))
-            return
-        if not self._is_in_body:
-            self._raw_head += data
-            if self._head is None:
-                if len(self._raw_head) > RESPONSE_HEAD_BYTES_MAX:
-                    self.fail(WorkerProtocolError("The head of the worker's answer is too large"))
+        is_first = self.is_silent
+        if is_first:
+            self.is_silent = False
+            if (known := self._known.recall(data)) and self._take_known(sink, *known):
                 return
-            rest = self._behind_head()
-            if rest is None:
-                self.fail(WorkerProtocolError("The worker's answer is malformed"))
-                return
-            self._is_in_body = True
-            sink.head(self._head)
-            data = rest
+        if not self._parse(data):
+            return
+        body = data if self._is_in_body else self._read_head(sink, data)
+        if body is None:
+            return
         pieces = self._pieces
         if pieces:
             self._pieces = []
         if not self._complete:
-            self._raw_last = data if len(data) >= _TAIL_BYTES else (self._raw_last + data)[-_TAIL_BYTES:]
-            sink.body(data, pieces, False)
+            self._raw_last = body if len(body) >= _TAIL_BYTES else (self._raw_last + body)[-_TAIL_BYTES:]
+            sink.body(body, pieces, False)
             if self._sink is sink and sink.takes_events:
                 self._on_event = sink.event if self.at_chunk_boundary else None
-        elif self._ends_cleanly(data, pieces):
-            self._finish(sink, data, pieces)
+        elif self._ends_cleanly(body, pieces):
+            if is_first and self._head is not None and self._may_repeat(self._head):
+                self._known.remember(data, self._head)
+            self._finish(sink, body, pieces)
         else:
             self.fail(WorkerProtocolError("The worker sent bytes beyond the end of its answer"))
+
+    def _parse(self, data: bytes) -> bool:
+        """False when the exchange has ended with these bytes, one way or another."""
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as stop:
+            self._switch(data[stop.args[0] :])
+            return False
+        except httptools.HttpParserError as error:
+            self.fail(_reason(error))
+            return False
+        return True
+
+    def _read_head(self, sink: AnswerSink, data: bytes) -> bytes | None:
+        """The bytes behind the head; None while it is not whole, or when it is none."""
+        self._raw_head += data
+        if self._head is None:
+            if len(self._raw_head) > RESPONSE_HEAD_BYTES_MAX:
+                self.fail(WorkerProtocolError("The head of the worker's answer is too large"))
+            return None
+        body = self._behind_head()
+        if body is None:
+            self.fail(WorkerProtocolError("The worker's answer is malformed"))
+            return None
+        self._is_in_body = True
+        sink.head(self._head)
+        return body
+
+    def _may_repeat(self, head: ResponseHead) -> bool:
+        """Whether a later answer with this head is read by its head and its length alone."""
+        is_sized = bool(head.content_length) and head.has_body(self._method)
+        return is_sized and self._num_heads == 1 and self._keep_alive
+
+    def _take_known(self, sink: AnswerSink, head: ResponseHead, _: int, body: bytes) -> bool:
+        """A whole answer with the head of an earlier one, which llhttp does not get to see; False when it is
+        not that simple."""
+        if len(body) != head.content_length or not head.has_body(self._method) or self.switched is not None:
+            return False
+        self._keep_alive = True
+        sink.head(head)
+        self._finish(sink, body, [body])
+        return True
 
     def eof_received(self) -> None:
         if self._sink is None:

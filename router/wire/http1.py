@@ -39,7 +39,7 @@ _REQUEST_SPECIAL = HOP_BY_HOP | {
     b"x-api-key",
     b"x-request-id",
 }
-_RESPONSE_SPECIAL = HOP_BY_HOP | {b"x-request-id", b"x-kvgate-worker"}
+_RESPONSE_SPECIAL = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-worker"}
 _NEVER_DROPPED = frozenset((b"close", b"content-type", b"content-encoding", b"content-length"))
 """`Connection` may not name what the body's end and meaning hang on."""
 
@@ -82,6 +82,19 @@ class RequestHead:
         """The last value of `name` in the query, as servers read it; empty when it is absent."""
         return dict(parse_qsl(self.target.partition(b"?")[2].decode("latin-1"))).get(name, "")
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether a later request with this head is read by its head and its length alone."""
+        has_more = self.is_chunked or self.expects_continue or self.is_websocket
+        return self.content_length is not None and self.keep_alive and not has_more
+
+    def with_length(self, content_length: int) -> RequestHead:
+        """The same head before a body of another length. Not `dataclasses.replace`: that takes 2 us."""
+        return RequestHead(
+            self.method, self.target, self.is_http10, self.keep_alive, self.forward, self.request_id,
+            self.authorization, self.api_key, self.content_type, content_length, False, self.is_encoded,
+        )  # fmt: skip
+
 
 @dataclass(slots=True)
 class ResponseHead:
@@ -103,6 +116,13 @@ class ResponseHead:
     @property
     def is_json(self) -> bool:
         return self.content_type.startswith(b"application/json")
+
+    def with_length(self, content_length: int) -> ResponseHead:
+        """The same head before a body of another length."""
+        return ResponseHead(
+            self.status, self.reason, self.forward, content_length, self.is_chunked, self.is_encoded,
+            self.content_type,
+        )  # fmt: skip
 
     def has_body(self, method: bytes) -> bool:
         """Whether body bytes follow an answer to `method`."""
@@ -193,14 +213,14 @@ def read_response_head(status: int, reason: bytes, version: str, headers: RawHea
     for name, value in headers:
         key = name.lower()
         if key in _RESPONSE_SPECIAL:
-            if key == b"transfer-encoding":
+            if key == b"content-length":
+                head.content_length = int(value)
+            elif key == b"transfer-encoding":
                 _check_coding(head, value)
             elif key == b"connection":
                 named.append(value)
             continue
-        if key == b"content-length":
-            head.content_length = int(value)
-        elif key == b"content-type":
+        if key == b"content-type":
             head.content_type = value.lower()
         elif key == b"content-encoding":
             head.is_encoded = _is_encoding(value)
