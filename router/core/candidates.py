@@ -30,9 +30,13 @@ class Demand:
     def of(cls, prompt: Prompt | None, space: HashSpace, assumes_reuse: bool) -> Demand:
         """Of a batch only the first prompt has hashes; the blocks of the rest are counted without."""
         if prompt is None:
-            return cls()
+            return NO_DEMAND
         chain = prompt.chains.get(space, ()) if assumes_reuse else ()
         return cls(chain, max(0, prompt.num_tokens // space.block_tokens - len(chain)))
+
+
+NO_DEMAND = Demand()
+"""Of a request whose prompt is not known; not to be changed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,7 +70,7 @@ def build_candidates(
     """Only the columns that the policy needs; zeros elsewhere."""
     pool, needs = inputs.pool, inputs.policy.needs
     slots = pool.slots
-    zeros = [0] * len(slots)
+    zeros = pool.zeros
     overlap = inputs.overlap
     return Candidates(
         workers=pool.workers,
@@ -102,9 +106,9 @@ def overlap_lost_tokens(cached: Sequence[float], row: int) -> int:
     return round(max(cached) - cached[row])
 
 
-def _tier(depths: Mapping[Slot, int], inputs: Inputs) -> list[float]:
+def _tier(depths: Mapping[Slot, int], inputs: Inputs) -> Sequence[float]:
     if not depths:
-        return [0.0] * len(inputs.pool.slots)
+        return inputs.pool.zeros
     ratio, get = inputs.token_ratio, depths.get
     return [
         get(slot, 0) * scale * ratio

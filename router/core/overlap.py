@@ -41,6 +41,10 @@ class Overlap:
         return self.device.get(slot, 0) + self.host.get(slot, 0) + self.disk.get(slot, 0)
 
 
+NO_OVERLAP = Overlap()
+"""Of a request whose prompt is not looked up; not to be changed."""
+
+
 class Beliefs:
     """Feed, bridge and predictions as one."""
 

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from indexer.blocks import Unit
 from policies.base import Policy
 from policies.types import Candidates, Choice, Decision, RoutingRequest, WorkerId
-from router.core.candidates import Demand, Inputs, build_candidates, cached_tokens, overlap_lost_tokens
+from router.core.candidates import (
+    Demand,
+    Inputs,
+    build_candidates,
+    cached_tokens,
+    overlap_lost_tokens,
+)
 from router.core.loads import ActiveSequences, Booking
-from router.core.overlap import Beliefs, Overlap
+from router.core.overlap import NO_OVERLAP, Beliefs
 from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.recent import ServedLast
@@ -99,7 +105,7 @@ class Planner:
             demands={space: Demand.of(prompt, space, policy.assumes_kv_reuse) for space in pool.spaces},
             overlap=self._beliefs.match(prompt, pool, now=now)
             if prompt and policy.needs.overlap
-            else Overlap(),
+            else NO_OVERLAP,
         )
 
     def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
@@ -120,12 +126,12 @@ class Planner:
             now=inputs.now,
             num_prompt_tokens=inputs.num_tokens,
             expected_cached_tokens=expectation.cached_tokens,
-            trust=self._beliefs.trust(entry.slot).level.value,
+            trust=self._beliefs.trust(entry.slot).level,
             candidates=candidates,
             choice=choice,
             client_request_id=inputs.request.client_request_id,
             details={
-                "unit": inputs.unit.value,
+                "unit": inputs.unit,
                 "exact_blocks": expectation.exact_blocks,
                 "booked_prefill_tokens": prefill_tokens,
                 "overlap_lost_tokens": lost_tokens,

@@ -30,6 +30,7 @@ class Pool:
     scales: tuple[float, ...]
     spaces: dict[HashSpace, int]
     row_spaces: tuple[HashSpace, ...]
+    zeros: tuple[int, ...]
     rows: dict[WorkerId, int]
 
     @classmethod
@@ -48,5 +49,6 @@ class Pool:
             scales=tuple(space.block_tokens / block_tokens for space in row_spaces),
             spaces=spaces,
             row_spaces=row_spaces,
+            zeros=(0,) * len(slots),
             rows={worker.id: row for row, worker in enumerate(workers)},
         )

@@ -335,7 +335,7 @@ def test_a_failed_attempt_with_a_byte_prompt_is_disbelieved_too():
     as_bytes = prompt_of(FOUR, unit=Unit.BYTES)
     core.route(request("r"), as_bytes, now=0.0)
     core.finish("r", Outcome.TIMED_OUT, now=0.5)
-    assert core.preview(request("p"), as_bytes, now=0.5).candidates.device_overlap == [0]
+    assert core.preview(request("p"), as_bytes, now=0.5).candidates.device_overlap == (0,)
 
 
 def test_the_forecast_says_nothing_of_a_worker_that_failed():
