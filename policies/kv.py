@@ -109,33 +109,36 @@ class Kv(BasePolicy):
         if not self._tracks_prefill:
             return [0.0] * len(candidates)
         scale, prompt = self._prefill_scale, candidates.prompt_blocks
-        return [
-            scale * max(0.0, active + prompt - credit)
+        missing = [
+            active + prompt - credit
             for active, credit in zip(
                 candidates.active_prefill_blocks, self._credit_blocks(candidates), strict=True
             )
         ]
+        return [scale * blocks if blocks > 0 else 0.0 for blocks in missing]
 
     def _credit_blocks(self, candidates: Candidates) -> list[float]:
         """Blocks that need no prefill, by tier, the device's at its decayed rate."""
-        host, disk = self.tier_weights
-        return [
-            rate * on_device + host * in_host + disk * on_disk
-            for rate, on_device, in_host, on_disk in zip(
-                self._credit_rates(candidates),
-                candidates.device_overlap,
-                candidates.host_overlap,
-                candidates.disk_overlap,
-                strict=True,
-            )
-        ]
+        credits = self._device_credits(candidates)
+        if any(candidates.host_overlap) or any(candidates.disk_overlap):
+            host, disk = self.tier_weights
+            slower = zip(candidates.host_overlap, candidates.disk_overlap, strict=True)
+            return [
+                credit + host * in_host + disk * on_disk
+                for credit, (in_host, on_disk) in zip(credits, slower, strict=True)
+            ]
+        return credits
 
-    def _credit_rates(self, candidates: Candidates) -> list[float]:
-        """The credit of one device block on each row; equal unless it decays with the excess backlog."""
+    def _device_credits(self, candidates: Candidates) -> list[float]:
+        """One credit for each device block, unless that decays with the excess backlog."""
+        credit, device = self._credit, candidates.device_overlap
         if self._decay == 0:
-            return [self._credit] * len(candidates)
+            return [credit * blocks for blocks in device]
         active = candidates.active_prefill_blocks
         least = min(active)
         # An empty prompt has no length to measure the excess by: count it as one block.
         prompt = max(1, math.ceil(candidates.prompt_blocks))
-        return [self._credit / (1 + self._decay * (blocks - least) / prompt) for blocks in active]
+        return [
+            credit / (1 + self._decay * (backlog - least) / prompt) * blocks
+            for backlog, blocks in zip(active, device, strict=True)
+        ]
