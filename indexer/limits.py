@@ -15,6 +15,12 @@ SWEEP_BLOCKS = 10_000
 PREDICTED_BLOCKS_PER_SLOT = 262_144
 """Blocks believed of a worker whose capacity is unknown: 40 MB at 150 bytes each; 4 million tokens of 16."""
 
+BYTE_DOUBLINGS = 32
+"""How often a byte prompt's blocks may widen: beyond 2**36 of the workers' blocks it has no more of them."""
+
+BLOCK_SIZES_CUT = 16
+"""Block sizes for which the places are kept at which byte prompts are cut; a fleet has one or two."""
+
 EPOCH_TTL_SHARE = 32
 """An epoch of predictions lasts this share of their time to live: 4 s of 120."""
 

@@ -11,6 +11,9 @@ Prompts are always stored from their first block, so along a prompt the deadline
 prompt the last block is the first to go. Every query therefore bisects, and giving memory back can wait for
 `expire`.
 
+Hashes of byte prompts cover several blocks each, see `byte_blocks`: capacity and counts are in blocks, depths
+in hashes.
+
 Time goes in epochs of a worker's own: what was used in this epoch already keeps its place when it is used
 again. So the beginning that all prompts share is not moved with every request, and both the time to live and
 the order of eviction are true to within one epoch.
@@ -20,10 +23,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import islice
 from math import inf, nextafter
 
-from indexer.blocks import BlockHash
+from indexer.blocks import BlockHash, Unit
+from indexer.byte_blocks import COVERED, NARROW_BLOCKS, depth_within
 from indexer.limits import EPOCH_CAPACITY_SHARE, EPOCH_TTL_SHARE, EXPIRE_BLOCKS, PREDICTED_BLOCKS_PER_SLOT
 from indexer.radix import Slot
 
@@ -31,25 +34,80 @@ from indexer.radix import Slot
 class _Beliefs:
     """What one worker should hold by now."""
 
-    __slots__ = ("capacity", "epoch_deadline", "epoch_room", "expires_at", "unproven")
+    __slots__ = (
+        "capacity",
+        "epoch_deadline",
+        "epoch_room",
+        "expires_at",
+        "num_extra_blocks",
+        "unproven",
+        "widths",
+    )
 
     def __init__(self) -> None:
         self.capacity = 0
         self.expires_at: dict[BlockHash, float] = {}
         """The least recently used first."""
         self.unproven: set[BlockHash] = set()
+        self.widths: dict[BlockHash, int] = {}
+        """Blocks covered by a hash, where that is more than one."""
+        self.num_extra_blocks = 0
+        """What `widths` adds to one block for each hash."""
         self.epoch_deadline = float("-inf")
         """Of all that is used in this epoch."""
         self.epoch_room = 0
         """How many more blocks this epoch may take: then a prompt never evicts what is as new as itself."""
 
-    def depth(self, hashes: Sequence[BlockHash], deadline: float) -> int:
-        """How many leading blocks are believed at least until then."""
-        expires_at = self.expires_at
-        if expires_at.get(hashes[0], deadline - 1) < deadline:
+    @property
+    def num_blocks(self) -> int:
+        return len(self.expires_at) + self.num_extra_blocks
+
+    def depth(self, hashes: Sequence[BlockHash], deadline: float, guess: int = 0) -> int:
+        """How many leading hashes are believed at least until then. `guess`: tried first, where above 0."""
+        get, absent = self.expires_at.get, deadline - 1
+        if get(hashes[0], absent) < deadline:
             return 0
-        absent = deadline - 1
-        return bisect_left(hashes, True, lo=1, key=lambda block: expires_at.get(block, absent) < deadline)
+        if (
+            guess
+            and get(hashes[guess - 1], absent) >= deadline
+            and (guess == len(hashes) or get(hashes[guess], absent) < deadline)
+        ):
+            return guess
+        return bisect_left(hashes, True, lo=1, key=lambda block: get(block, absent) < deadline)
+
+    def move(self, hashes: Sequence[BlockHash], now: float) -> None:
+        """These were used in this epoch: the end of a prompt, or all of it."""
+        pop = self.expires_at.pop
+        self.unproven.update([block_hash for block_hash in hashes if pop(block_hash, now) <= now])
+        self.expires_at.update(dict.fromkeys(reversed(hashes), self.epoch_deadline))
+
+    def widen(self, hashes: Sequence[BlockHash], first: int) -> None:
+        """Notes how much a byte prompt's hashes cover, from the one numbered `first` on."""
+        covered, widths = COVERED[Unit.BYTES], self.widths
+        for depth in range(max(first, NARROW_BLOCKS), len(hashes)):
+            if hashes[depth] not in widths:
+                width = widths[hashes[depth]] = covered[depth + 1] - covered[depth]
+                self.num_extra_blocks += width - 1
+
+    def evict(self) -> None:
+        """Down to the capacity."""
+        excess = self.num_blocks - self.capacity
+        if excess <= 0:
+            return
+        widths, due = self.widths, []
+        for block_hash in self.expires_at:
+            due.append(block_hash)
+            excess -= widths.get(block_hash, 1)
+            if excess <= 0:
+                break
+        self.discard(due)
+
+    def discard(self, hashes: Sequence[BlockHash]) -> None:
+        for block_hash in hashes:
+            del self.expires_at[block_hash]
+            if block_hash in self.widths:
+                self.num_extra_blocks -= self.widths.pop(block_hash) - 1
+        self.unproven.difference_update(hashes)
 
     def begin_epoch(self, deadline: float) -> None:
         self.epoch_deadline = deadline
@@ -67,7 +125,7 @@ class PredictedIndex:
         """Make room for a worker, or change its capacity. None: unknown, PREDICTED_BLOCKS_PER_SLOT holds."""
         beliefs = self._slots.setdefault(slot, _Beliefs())
         beliefs.capacity = PREDICTED_BLOCKS_PER_SLOT if capacity_blocks is None else capacity_blocks
-        _evict(beliefs)
+        beliefs.evict()
 
     def drop_slot(self, slot: Slot) -> None:
         """Forget a worker and what was believed of it."""
@@ -79,28 +137,31 @@ class PredictedIndex:
         self._slots[slot] = _Beliefs()
         self._slots[slot].capacity = capacity
 
-    def store(self, slot: Slot, hashes: Sequence[BlockHash], *, now: float) -> None:
+    def store(self, slot: Slot, hashes: Sequence[BlockHash], *, now: float, unit: Unit = Unit.TOKENS) -> None:
         """Believe that `slot` holds this prompt, given from its first block on. About 0.2 us for each block
         that was not used in this epoch.
 
         What was not believed before is unproven.
         """
         beliefs = self._slots[slot]
-        hashes = hashes[: beliefs.capacity]
+        covered = COVERED[unit]
+        if covered[len(hashes)] > beliefs.capacity:
+            hashes = hashes[: depth_within(beliefs.capacity, unit)]
         if not hashes:
             return
         deadline = now + self._ttl_seconds
         if deadline - beliefs.epoch_deadline > self._ttl_seconds / EPOCH_TTL_SHARE:
             beliefs.begin_epoch(deadline)
-        moved = hashes[beliefs.depth(hashes, beliefs.epoch_deadline) :]
-        if len(moved) > beliefs.epoch_room and deadline > beliefs.epoch_deadline:
+        depth = beliefs.depth(hashes, beliefs.epoch_deadline)
+        if covered[len(hashes)] - covered[depth] > beliefs.epoch_room and deadline > beliefs.epoch_deadline:
             beliefs.begin_epoch(deadline)
-            moved = hashes
-        beliefs.epoch_room -= len(moved)
-        pop = beliefs.expires_at.pop
-        beliefs.unproven.update([block_hash for block_hash in moved if pop(block_hash, now) <= now])
-        beliefs.expires_at.update(dict.fromkeys(reversed(moved), beliefs.epoch_deadline))
-        _evict(beliefs)
+            depth = 0
+        if depth < len(hashes):
+            beliefs.epoch_room -= covered[len(hashes)] - covered[depth]
+            beliefs.move(hashes[depth:], now)
+            if unit is Unit.BYTES:
+                beliefs.widen(hashes, depth)
+            beliefs.evict()
 
     def confirm(self, slot: Slot, hashes: Sequence[BlockHash]) -> None:
         """The worker has computed this prompt: what is believed of it is proven."""
@@ -114,16 +175,18 @@ class PredictedIndex:
     def retract(self, slot: Slot, hashes: Sequence[BlockHash]) -> None:
         """Forget what is unproven among these blocks, the end of a prompt that was not computed."""
         beliefs = self._slots[slot]
-        _discard(beliefs, [block_hash for block_hash in hashes if block_hash in beliefs.unproven])
+        beliefs.discard([block_hash for block_hash in hashes if block_hash in beliefs.unproven])
 
     def match(self, hashes: Sequence[BlockHash], candidates: int, *, now: float) -> dict[Slot, int]:
-        """Leading blocks that each candidate (bitmask of slots) is believed to hold; absent when none."""
+        """How many leading hashes each candidate (bitmask of slots) is believed to hold; absent when none."""
         if not hashes:
             return {}
         after = nextafter(now, inf)
         depths = {}
+        depth = 0
         for slot, beliefs in self._slots.items():
-            if candidates >> slot & 1 and (depth := beliefs.depth(hashes, after)):
+            # Many workers hold as much as another: what all prompts begin with.
+            if candidates >> slot & 1 and (depth := beliefs.depth(hashes, after, guess=depth)):
                 depths[slot] = depth
         return depths
 
@@ -137,11 +200,12 @@ class PredictedIndex:
                     break
                 due.append(block_hash)
             budget -= len(due)
-            _discard(beliefs, due)
+            beliefs.discard(due)
 
     def num_blocks(self, slot: Slot) -> int:
         """Blocks believed of `slot`, those that are due but not yet given back included."""
-        return len(self._slots[slot].expires_at) if slot in self._slots else 0
+        beliefs = self._slots.get(slot)
+        return len(beliefs.expires_at) + beliefs.num_extra_blocks if beliefs else 0
 
     def is_free(self, slot: Slot) -> bool:
         """Whether nothing of a dropped slot is left."""
@@ -150,19 +214,9 @@ class PredictedIndex:
     def check(self) -> None:
         """Assert every invariant; O(size)."""
         for beliefs in self._slots.values():
-            assert len(beliefs.expires_at) <= beliefs.capacity, "no more blocks than the worker has"
+            assert beliefs.num_blocks <= beliefs.capacity, "no more blocks than the worker has"
+            assert beliefs.widths.keys() <= beliefs.expires_at.keys(), "widths are of what is believed"
+            assert beliefs.num_extra_blocks == sum(width - 1 for width in beliefs.widths.values())
             assert beliefs.unproven <= beliefs.expires_at.keys(), "what is unproven is believed"
             deadlines = list(beliefs.expires_at.values())
             assert deadlines == sorted(deadlines), "least recently used first"
-
-
-def _evict(beliefs: _Beliefs) -> None:
-    excess = len(beliefs.expires_at) - beliefs.capacity
-    if excess > 0:
-        _discard(beliefs, list(islice(beliefs.expires_at, excess)))
-
-
-def _discard(beliefs: _Beliefs, hashes: Sequence[BlockHash]) -> None:
-    for block_hash in hashes:
-        del beliefs.expires_at[block_hash]
-    beliefs.unproven.difference_update(hashes)

@@ -3,6 +3,8 @@
 A radix tree whose edges are runs of blocks that the same requests hold. Hashes are chained, so two runs that
 agree in one place agree in all before it: a prompt is taken along an edge by one comparison, or one bisection
 where it leaves the edge, however many blocks that is.
+
+A chain's depth is in hashes, counts are in the workers' blocks: see `indexer.byte_blocks`.
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from indexer.blocks import BlockHash
+from indexer.blocks import BlockHash, Unit
+from indexer.byte_blocks import COVERED
 
 
 class _Edge:
@@ -26,8 +30,9 @@ class _Edge:
 
     def num_common(self, chain: Sequence[BlockHash], start: int) -> int:
         """How many of its blocks the chain has from `start` on, where it has the first."""
-        blocks = self.blocks
-        end = min(len(blocks), len(chain) - start)
+        blocks, end = self.blocks, len(chain) - start
+        if end > len(blocks):
+            end = len(blocks)
         if chain[start + end - 1] == blocks[end - 1]:
             return end
         return bisect_left(range(end), True, lo=1, key=lambda i: chain[start + i] != blocks[i])
@@ -43,26 +48,26 @@ _Edges = dict[BlockHash, _Edge]
 
 
 class ActiveBlocks:
-    """`add` and `remove` come in pairs of the same arguments."""
+    """`add` and `remove` come in pairs of the same arguments. `unit`: that of all prompts here."""
 
-    __slots__ = ("_children", "_num_blocks", "_num_unshared")
+    __slots__ = ("_children", "_covered", "_num_unshared", "num_blocks")
 
-    def __init__(self) -> None:
+    def __init__(self, unit: Unit = Unit.TOKENS) -> None:
+        self._covered = COVERED[unit]
         self._children: _Edges = {}
-        self._num_blocks = 0
         self._num_unshared = 0
-
-    def __len__(self) -> int:
-        return self._num_blocks + self._num_unshared
+        self.num_blocks = 0
+        """Distinct blocks of all prompts, and those that are counted without a hash."""
 
     def add(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
         self._num_unshared += num_unshared
+        self.num_blocks += num_unshared
         children, start = self._children, 0
         while start < len(chain):
             edge = children.get(chain[start])
             if edge is None:
                 children[chain[start]] = _Edge(chain[start:], {}, 1)
-                self._num_blocks += len(chain) - start
+                self.num_blocks += self._covered[len(chain)] - self._covered[start]
                 return
             num_common = edge.num_common(chain, start)
             if num_common < len(edge.blocks):
@@ -72,17 +77,19 @@ class ActiveBlocks:
 
     def remove(self, chain: Sequence[BlockHash], num_unshared: int) -> None:
         self._num_unshared -= num_unshared
+        self.num_blocks -= num_unshared
         children, start = self._children, 0
         while start < len(chain):
             edge = children[chain[start]]  # it ends where the chain ends, or before: `add` has seen to it
             edge.num_holders -= 1
-            if not edge.num_holders:
+            if not edge.num_holders:  # nor does anybody hold what comes behind
                 del children[chain[start]]
-                self._num_blocks -= len(edge.blocks)
+                self.num_blocks -= self._covered[len(chain)] - self._covered[start]
+                return
             children, start = edge.children, start + len(edge.blocks)
 
-    def num_shared(self, chain: Sequence[BlockHash]) -> int:
-        """How many leading blocks of `chain` are held already."""
+    def shared_depth(self, chain: Sequence[BlockHash]) -> int:
+        """How many leading hashes of `chain` are held already."""
         children, start = self._children, 0
         while start < len(chain) and (edge := children.get(chain[start])):
             num_common = edge.num_common(chain, start)
@@ -92,15 +99,20 @@ class ActiveBlocks:
             children = edge.children
         return start
 
+    def num_additional(self, chain: Sequence[BlockHash]) -> int:
+        """How many blocks would come with `chain`."""
+        return self._covered[len(chain)] - self._covered[self.shared_depth(chain)]
+
     def check(self, chains: Sequence[Sequence[BlockHash]], num_unshared: int) -> None:
         """Asserts that exactly these chains are held, and so many blocks besides."""
         expected: Counter[BlockHash] = Counter()
+        widths: dict[BlockHash, int] = {}
         for chain in chains:
             expected.update(chain)
-        held = dict(_holders(self._children))
-        assert held == dict(expected)
-        assert len(held) == self._num_blocks
+            widths.update(zip(chain, (end - start for start, end in pairwise(self._covered)), strict=False))
+        assert dict(_holders(self._children)) == dict(expected)
         assert self._num_unshared == num_unshared
+        assert self.num_blocks == sum(widths.values()) + num_unshared
 
 
 def _holders(edges: _Edges) -> Iterator[tuple[BlockHash, int]]:

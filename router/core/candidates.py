@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from indexer.blocks import BlockHash, HashSpace, Unit
+from indexer.byte_blocks import COVERED
 from policies.base import Policy, TierWeights
 from policies.types import Candidates, RoutingRequest, Slot, WorkerId
 from router.core.loads import ActiveSequences
@@ -20,8 +21,8 @@ from router.core.prompt import Prompt
 
 @dataclass(slots=True)
 class Demand:
-    """The complete blocks of a prompt in one hash space: those that can be shared, and the number of
-    others."""
+    """The complete blocks of a prompt in one hash space: hashes of those that can be shared, and the number
+    of others."""
 
     chain: Sequence[BlockHash] = ()
     num_unshared_blocks: int = 0
@@ -32,7 +33,8 @@ class Demand:
         if prompt is None:
             return NO_DEMAND
         chain = prompt.chains.get(space, ()) if assumes_reuse else ()
-        return cls(chain, max(0, prompt.num_tokens // space.block_tokens - len(chain)))
+        num_hashed = COVERED[prompt.unit][len(chain)]
+        return cls(chain, max(0, prompt.num_tokens // space.block_tokens - num_hashed))
 
 
 NO_DEMAND = Demand()
@@ -83,7 +85,7 @@ def build_candidates(
         active_prefill_blocks=_active_prefill(pool, loads) if needs.loads else zeros,
         potential_decode_blocks=_potential_decode(inputs, loads) if needs.decode_blocks else zeros,
         num_active_requests=[loads.num_requests(slot) for slot in slots] if needs.loads else zeros,
-        num_held_blocks=[beliefs.num_held_blocks(slot) for slot in slots] if needs.overlap else zeros,
+        num_held_blocks=beliefs.held_blocks(slots) if needs.overlap else zeros,
         served_last_row=pool.rows.get(served_last() or "") if needs.overlap else None,
     )
 
@@ -122,14 +124,11 @@ def _active_prefill(pool: Pool, loads: ActiveSequences) -> list[float]:
 
 def _potential_decode(inputs: Inputs, loads: ActiveSequences) -> list[float]:
     """Active blocks of each worker once this prompt has joined them."""
-    pool, unit = inputs.pool, inputs.unit
-    demands = [inputs.demands[space] for space in pool.row_spaces]
+    pool, unit, byte_ratio = inputs.pool, inputs.unit, inputs.byte_ratio
+    demands, potential_blocks = inputs.demands, loads.potential_blocks
     return [
-        (
-            loads.num_blocks(slot, inputs.byte_ratio)
-            + loads.num_additional_blocks(slot, unit, demand.chain, demand.num_unshared_blocks)
-            * inputs.token_ratio
+        potential_blocks(slot, unit, demand.chain, demand.num_unshared_blocks, byte_ratio) * scale
+        for slot, scale, demand in zip(
+            pool.slots, pool.scales, map(demands.__getitem__, pool.row_spaces), strict=True
         )
-        * scale
-        for slot, scale, demand in zip(pool.slots, pool.scales, demands, strict=True)
     ]

@@ -49,8 +49,8 @@ class WorkerBookings:
     bookings: dict[str, Booking] = field(default_factory=dict)
     prefill_tokens: int = 0
     output_tokens: int = 0
-    token_blocks: ActiveBlocks = field(default_factory=ActiveBlocks)
-    byte_blocks: ActiveBlocks = field(default_factory=ActiveBlocks)
+    token_blocks: ActiveBlocks = field(default_factory=lambda: ActiveBlocks(Unit.TOKENS))
+    byte_blocks: ActiveBlocks = field(default_factory=lambda: ActiveBlocks(Unit.BYTES))
 
     def blocks(self, unit: Unit) -> ActiveBlocks:
         return self.token_blocks if unit is Unit.TOKENS else self.byte_blocks
@@ -99,17 +99,23 @@ class ActiveSequences:
     def num_blocks(self, slot: Slot, byte_ratio: float = 1.0) -> float:
         """Blocks held by active requests; `byte_ratio` is what a block of a byte prompt counts."""
         worker = self._workers[slot]
-        return len(worker.token_blocks) + len(worker.byte_blocks) * byte_ratio
+        return worker.token_blocks.num_blocks + worker.byte_blocks.num_blocks * byte_ratio
 
-    def num_additional_blocks(
-        self, slot: Slot, unit: Unit, chain: Sequence[BlockHash], num_unshared: int
-    ) -> int:
-        """Blocks that a prompt would add: all but the longest prefix that is active on the worker."""
-        return len(chain) + num_unshared - self.num_shared_blocks(slot, unit, chain)
+    def potential_blocks(
+        self, slot: Slot, unit: Unit, chain: Sequence[BlockHash], num_unshared: int, byte_ratio: float = 1.0
+    ) -> float:
+        """The same once a prompt has joined them: its longest prefix that is active is there already."""
+        worker = self._workers[slot]
+        num_token_blocks, num_byte_blocks = worker.token_blocks.num_blocks, worker.byte_blocks.num_blocks
+        if unit is Unit.TOKENS:
+            num_token_blocks += worker.token_blocks.num_additional(chain) + num_unshared
+        else:
+            num_byte_blocks += worker.byte_blocks.num_additional(chain) + num_unshared
+        return num_token_blocks + num_byte_blocks * byte_ratio
 
-    def num_shared_blocks(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> int:
-        """Leading blocks of a prompt that active requests of the worker hold."""
-        return self._workers[slot].blocks(unit).num_shared(chain)
+    def shared_depth(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> int:
+        """Leading hashes of a prompt that active requests of the worker hold."""
+        return self._workers[slot].blocks(unit).shared_depth(chain)
 
     def is_active(self, booking: Booking) -> bool:
         return self._bookings.get(booking.request_id) is booking

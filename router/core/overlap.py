@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from indexer.adapters import ADAPTERS
 from indexer.blocks import BlockHash, HashSpace, Unit
+from indexer.byte_blocks import COVERED
 from indexer.feed import KvFeed
 from indexer.predicted import PredictedIndex
 from indexer.radix import OverlapScores
@@ -106,7 +107,8 @@ class Beliefs:
                 if publishers:
                     self._match_publishers(overlap, chain, publishers, now)
                 if predicted := slots & ~publishers:
-                    overlap.device.update(self._predictions.match(chain, predicted, now=now))
+                    depths, covered = self._predictions.match(chain, predicted, now=now), COVERED[prompt.unit]
+                    overlap.device.update({slot: covered[depth] for slot, depth in depths.items()})
         return overlap
 
     def _match_publishers(self, overlap: Overlap, chain: Sequence[BlockHash], slots: int, now: float) -> None:
@@ -128,7 +130,7 @@ class Beliefs:
         if not chain:
             return
         if overlap.exact.get(slot, 0) < len(chain):
-            self._own(slot, prompt.unit).store(slot, chain, now=now)
+            self._own(slot, prompt.unit).store(slot, chain, now=now, unit=prompt.unit)
 
     def confirm(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> None:
         """The worker has begun to answer a request with that prompt: its blocks are there."""
@@ -163,6 +165,8 @@ class Beliefs:
 
     def num_losses(self, slot: Slot) -> int:
         """How often the worker's events have told so far that something is no longer there."""
+        if not self.has_events(slot):
+            return 0
         stats = self.feed.stats(slot)
         return stats.num_blocks_removed + stats.num_clears + stats.num_restarts
 
@@ -172,10 +176,15 @@ class Beliefs:
     def num_predicted_blocks(self, slot: Slot) -> int:
         return self._predictions.num_blocks(slot) + self._bridge.num_blocks(slot)
 
-    def num_held_blocks(self, slot: Slot) -> int:
-        """By all that is known. What is bridged shows up in the feed soon, so the two are not added."""
-        known = max(self.feed.index.num_blocks(slot), self._bridge.num_blocks(slot))
-        return known + self._predictions.num_blocks(slot)
+    def held_blocks(self, slots: Sequence[Slot]) -> list[int]:
+        """Of each worker, by all that is known. What is bridged shows up in the feed soon, so the two are not
+        added."""
+        held = [self._predictions.num_blocks(slot) for slot in slots]
+        if self._publishers:
+            for row, slot in enumerate(slots):
+                if self.has_events(slot):
+                    held[row] += max(self.feed.index.num_blocks(slot), self._bridge.num_blocks(slot))
+        return held
 
     def expire(self, *, now: float) -> bool:
         """One slice of clearing away; True when removed workers have left nothing."""

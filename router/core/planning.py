@@ -157,8 +157,10 @@ class Planner:
     def _find_served_last(self, prompt: Prompt | None, pool: Pool) -> WorkerId | None:
         if prompt is None:
             return None
-        found = (self.served_last.find(prompt.chains.get(space, ())) for space in pool.spaces)
-        return next((worker_id for worker_id in found if worker_id is not None), None)
+        for space in pool.spaces:
+            if (worker_id := self.served_last.find(prompt.chains.get(space, ()))) is not None:
+                return worker_id
+        return None
 
     # Lengths of byte prompts
 

@@ -14,9 +14,9 @@ class Prompt:
     all.
 
     `num_tokens` is exact for Unit.TOKENS and estimated from the bytes for Unit.BYTES. `chains` holds the
-    hashes of the complete blocks for each hash space of the model's workers. `exact`: the token ids are
-    those that the engine itself will use, of one prompt that is answered once, so its cached tokens can be
-    foretold.
+    hashes of the complete blocks (of bytes: see `indexer.byte_blocks`) for each hash space of the model's
+    workers. `exact`: the token ids are those that the engine itself will use, of one prompt that is answered
+    once, so its cached tokens can be foretold.
     """
 
     num_tokens: int

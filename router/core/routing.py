@@ -245,8 +245,8 @@ class RoutingCore:
     def _disbelieve(self, booking: Booking, entry: WorkerEntry) -> None:
         """What other requests in flight share with it may still come true."""
         chain = booking.expectation.chain
-        num_shared = self._loads.num_shared_blocks(booking.slot, booking.unit, chain)
-        self._beliefs.retract(booking.slot, booking.unit, chain[num_shared:])
+        depth = self._loads.shared_depth(booking.slot, booking.unit, chain)
+        self._beliefs.retract(booking.slot, booking.unit, chain[depth:])
         self._planner.served_last.forget(chain, entry.worker.id)
 
     # Time and insight

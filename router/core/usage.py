@@ -17,9 +17,10 @@ class CachedTokens:
     reported: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Expectation:
-    """What was believed of the chosen worker when a prompt was sent to it.
+    """What was believed of the chosen worker when a prompt was sent to it. Made for every request and never
+    changed; not frozen, since each field of a frozen dataclass is set by a call.
 
     `chain`: the prompt's complete blocks. `num_tokens` before any correction. `is_exact`: see Prompt.
     `cached_tokens`: what it should report. `exact_blocks`: leading blocks on its device by its own events

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from indexer.blocks import HashSpace
 from indexer.trust import Trust
@@ -18,6 +19,8 @@ from router.core.loads import Booking
 from router.core.pools import Pool, hash_space_of
 from router.core.prefill import PrefillSpeed
 from router.errors import NoWorkers
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class WorkerTable:
         self._entries: dict[WorkerId, WorkerEntry] = {}
         self._by_slot: dict[Slot, WorkerEntry] = {}
         self._pools: dict[str, Pool] = {}
+        self._spaces: dict[str, list[HashSpace]] = {}
         self.catalogue = Catalogue(())
 
     def __iter__(self) -> Iterator[WorkerEntry]:
@@ -112,6 +116,7 @@ class WorkerTable:
         changed = [worker for worker in wanted.values() if self._update(worker)]
         new = [self._add(worker) for worker in wanted.values() if worker.id not in self._entries]
         self._pools.clear()
+        self._spaces.clear()
         self.catalogue = Catalogue(wanted.values())
         removed = tuple(entry.worker for entry in gone)
         added = tuple(entry.worker for entry in new)
@@ -146,8 +151,11 @@ class WorkerTable:
 
     def hash_spaces(self, model: str) -> list[HashSpace]:
         """The distinct spaces of all workers that serve the model, the finest blocks first."""
-        spaces = {entry.space for entry in self if entry.worker.serves(model)}
-        return sorted(spaces, key=lambda space: (space.block_tokens, space.base_model))
+        if (spaces := self._spaces.get(model)) is None:
+            found = {entry.space for entry in self if entry.worker.serves(model)}
+            spaces = sorted(found, key=lambda space: (space.block_tokens, space.base_model))
+            _keep(self._spaces, model, spaces)
+        return spaces
 
     def pool(self, model: str, exclude: Collection[WorkerId] = ()) -> Pool:
         """The candidates for the model. Raises NoWorkers, in words that say why there are none."""
@@ -155,9 +163,7 @@ class WorkerTable:
             return self._build_pool(model, exclude)
         if (pool := self._pools.get(model)) is None:
             pool = self._build_pool(model, ())
-            if len(self._pools) >= POOLS_KEPT:
-                self._pools.clear()
-            self._pools[model] = pool
+            _keep(self._pools, model, pool)
         return pool
 
     def _build_pool(self, model: str, exclude: Collection[WorkerId]) -> Pool:
@@ -175,6 +181,12 @@ class WorkerTable:
         """Asserts that slots and entries agree."""
         assert {entry.slot: entry for entry in self} == self._by_slot
         assert all(worker_id == entry.worker.id for worker_id, entry in self._entries.items())
+
+
+def _keep(made: dict[str, _T], model: str, value: _T) -> None:
+    if len(made) >= POOLS_KEPT:
+        made.clear()
+    made[model] = value
 
 
 def _same_cache(known: Worker, now: Worker | None) -> bool:

@@ -1,6 +1,6 @@
 """Prompts as bytes: no tokenizer, no call to a worker, and comparable only with our own earlier decisions.
 
-The text is cut into blocks of the workers' block size at `TOKEN_BYTES` bytes a token; the core corrects that
+The text is cut into blocks at `TOKEN_BYTES` bytes a token, see `indexer.byte_blocks`; the core corrects that
 rate by what engines report. How a chat becomes text is the business of `router.tokens.canonical`.
 """
 
@@ -13,7 +13,7 @@ from router.core.catalogue import Resolution
 from router.core.prompt import Prompt
 from router.tokens.base import TokenHost
 from router.tokens.canonical import canonical_text
-from router.tokens.hashing import Pace, chain_hashes, root_seeds
+from router.tokens.hashing import Pace, chain_byte_hashes, root_seeds
 from router.tokens.prompts import PromptBatch, batch_of, prompt_of_ids
 from router.wire.endpoints import Endpoint
 from router.wire.openai import ParsedBody
@@ -37,7 +37,7 @@ class BytesTokens:
         self, batch: PromptBatch | None, parsed: ParsedBody, resolution: Resolution
     ) -> Prompt | None:
         """The text of a batch, or of the chat in `parsed`, as a prompt of bytes; None where there is none."""
-        text = canonical_text(parsed.prompt) if batch is None else _decode_text(batch.first).encode()
+        text = memoryview(canonical_text(parsed.prompt)) if batch is None else _text_of(batch.first)
         if not text:
             return None
         num_bytes = len(text) + (batch.num_other_bytes() if batch is not None else 0)
@@ -45,6 +45,11 @@ class BytesTokens:
         return Prompt(
             num_tokens=-(-num_bytes // TOKEN_BYTES),
             unit=Unit.BYTES,
-            chains=await chain_hashes(text, seeds, Pace()),
+            chains=await chain_byte_hashes(text, seeds, Pace()),
             exact=False,
         )
+
+
+def _text_of(literal: bytes) -> memoryview:
+    """A JSON string's text. Without escapes it stands there as it is."""
+    return memoryview(_decode_text(literal).encode()) if b"\\" in literal else memoryview(literal)[1:-1]

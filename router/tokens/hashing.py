@@ -1,22 +1,29 @@
 """Block hashes for every hash space of a model, made in slices so that the event loop goes on.
 
-Prompts repeat each other's beginnings: a segment that was hashed behind the same blocks before is looked up.
+Prompts repeat each other's beginnings: a run of blocks that was hashed behind the same blocks before is
+looked up. Token ids are cut into the workers' blocks, texts into those of `indexer.byte_blocks`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 from xxhash import xxh3_128_intdigest
 
 from indexer.blocks import TOKEN_BYTES, BlockHash, HashSpace, Unit, chain_block_hashes, root_seed
+from indexer.byte_blocks import BLOCKS_PER_DOUBLING, COVERED, chain_byte_blocks, depth_within
 from router.core.catalogue import Resolution
 from router.tokens.base import TokenHost
 from router.tokens.limits import (
+    BEGINNINGS_KEPT,
     BLOCK_MICROSECONDS,
+    BLOCKS_PER_BEGINNING,
     BLOCKS_PER_SEGMENT,
+    BYTE_MICROSECONDS,
+    ROOT_SEEDS_KEPT,
     SEGMENTS_KEPT,
     SLICE_MICROSECONDS,
 )
@@ -41,13 +48,15 @@ class Pace:
 
 RootSeed = tuple[HashSpace, BlockHash]
 
+_root_seed = lru_cache(ROOT_SEEDS_KEPT)(root_seed)
+
 
 def root_seeds(host: TokenHost, parsed: ParsedBody, resolution: Resolution, unit: Unit) -> list[RootSeed]:
     """Every hash space of the model, with the seed that the first block of this prompt has there."""
     return [
         (
             space,
-            root_seed(space.base_model, adapter=resolution.adapter, cache_salt=parsed.cache_salt, unit=unit),
+            _root_seed(space.base_model, adapter=resolution.adapter, cache_salt=parsed.cache_salt, unit=unit),
         )
         for space in host.hash_spaces(resolution.model)
     ]
@@ -71,35 +80,61 @@ async def _chain_in_slices(packed: bytes, block_bytes: int, seed: BlockHash, pac
         part = view[start : start + slice_bytes]
         await pace.spend(len(part) // block_bytes * BLOCK_MICROSECONDS)
         for cut in range(0, len(part), segment_bytes):
-            hashes += _segments.hashes(
-                part[cut : cut + segment_bytes], block_bytes, hashes[-1] if hashes else seed
-            )
+            segment = part[cut : cut + segment_bytes]
+            chain = _segments.hashes if len(segment) == segment_bytes else chain_block_hashes
+            hashes += chain(segment, block_bytes, hashes[-1] if hashes else seed)
     return hashes
 
 
-class _Segments:
-    """The hashes of BLOCKS_PER_SEGMENT blocks by their content and the hash before them; the least recently
-    used go first. Equal digests of 128 bits are taken for equal content."""
+async def chain_byte_hashes(
+    text: memoryview, seeds: Iterable[RootSeed], pace: Pace
+) -> dict[HashSpace, list[BlockHash]]:
+    """The chain of a text in each hash space, from the root seed given for it, in blocks that widen."""
+    return {
+        space: await _chain_bytes(text, space.block_tokens * TOKEN_BYTES, seed, pace) for space, seed in seeds
+    }
 
-    def __init__(self) -> None:
+
+async def _chain_bytes(text: memoryview, block_bytes: int, seed: BlockHash, pace: Pace) -> list[BlockHash]:
+    """A beginning that repeats, up to the last doubling of its length, is looked up whole."""
+    covered = COVERED[Unit.BYTES]
+    num_blocks = depth_within(len(text) // block_bytes, Unit.BYTES)
+    first = min(num_blocks - num_blocks % BLOCKS_PER_DOUBLING, BLOCKS_PER_BEGINNING)
+    hashes = _beginnings.hashes(text[: covered[first] * block_bytes], block_bytes, seed).copy()
+    for depth in range(BLOCKS_PER_BEGINNING, num_blocks):
+        end = covered[depth + 1] * block_bytes
+        await pace.spend((end - covered[depth] * block_bytes) * BYTE_MICROSECONDS)
+        hashes += chain_byte_blocks(text[:end], block_bytes, hashes[-1], depth)
+    return hashes + chain_byte_blocks(text, block_bytes, hashes[-1] if hashes else seed, len(hashes))
+
+
+class _Segments:
+    """Hashes by the content of a run of blocks and the hash before it; the least recently used go first.
+
+    Equal digests of 128 bits are taken for equal content.
+    """
+
+    def __init__(self, capacity: int, chain: Callable[[memoryview, int, BlockHash], list[BlockHash]]) -> None:
+        self._capacity = capacity
+        self._chain = chain
         self._known: OrderedDict[tuple[int, int, BlockHash], list[BlockHash]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def hashes(self, segment: memoryview, block_bytes: int, seed: BlockHash) -> list[BlockHash]:
-        if len(segment) < block_bytes * BLOCKS_PER_SEGMENT:
-            return chain_block_hashes(segment, block_bytes, seed)
+        """Not to be changed: they are kept."""
         key = (xxh3_128_intdigest(segment), block_bytes, seed)
         known = self._known
         hashes = known.get(key)
         if hashes is None:
-            hashes = known[key] = chain_block_hashes(segment, block_bytes, seed)
-            if len(known) > SEGMENTS_KEPT:
+            hashes = known[key] = self._chain(segment, block_bytes, seed)
+            if len(known) > self._capacity:
                 known.popitem(last=False)
         else:
             known.move_to_end(key)
         return hashes
 
 
-_segments = _Segments()
+_segments = _Segments(SEGMENTS_KEPT, chain_block_hashes)
+_beginnings = _Segments(BEGINNINGS_KEPT, chain_byte_blocks)

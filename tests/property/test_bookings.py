@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from indexer.blocks import Unit
+from indexer.byte_blocks import COVERED
 from policies import make_policy
 from router.core.health import HealthSign
 from router.core.outcome import Outcome
@@ -25,7 +26,7 @@ FLEET = {name: silent(name, block_tokens=size) for name, size in BLOCK_SIZES.ite
 TTL = 20.0
 
 prompts = st.tuples(
-    st.integers(0, 2), st.integers(0, 90), st.integers(0, 2), st.integers(0, 60), st.sampled_from(Unit)
+    st.integers(0, 2), st.integers(0, 700), st.integers(0, 2), st.integers(0, 300), st.sampled_from(Unit)
 )
 outcomes = st.sampled_from(Outcome)
 
@@ -38,6 +39,13 @@ def tokens_of(prompt):
 
 def chain(prompt, worker_id):
     return chain_of(tokens_of(prompt), BLOCK_SIZES[worker_id], prompt[-1])
+
+
+def widths(prompt, worker_id):
+    """How many of the worker's blocks each hash stands for, and how many complete ones have no hash."""
+    hashes, covered = chain(prompt, worker_id), COVERED[prompt[-1]]
+    num_left = len(tokens_of(prompt)) // BLOCK_SIZES[worker_id] - covered[len(hashes)]
+    return {block: covered[i + 1] - covered[i] for i, block in enumerate(hashes)}, num_left
 
 
 @dataclass
@@ -83,6 +91,15 @@ class Reference:
     def blocks(self, worker_id):
         return {block for flight in self.of(worker_id) for block in chain(flight.prompt, worker_id)}
 
+    def num_blocks(self, worker_id, *more_prompts):
+        """Blocks of all that is in flight and of these prompts, shared ones once."""
+        held, num_unshared = {}, 0
+        for prompt in (*(flight.prompt for flight in self.of(worker_id)), *more_prompts):
+            hashed, num_left = widths(prompt, worker_id)
+            held |= hashed
+            num_unshared += num_left
+        return sum(held.values()) + num_unshared
+
     def prefill(self, worker_id):
         return sum(flight.prefill for flight in self.of(worker_id))
 
@@ -92,7 +109,7 @@ class Reference:
             if self.sent[worker_id].get(block, 0) <= now:
                 break
             held += 1
-        return held
+        return COVERED[prompt[-1]][held]
 
     def route(self, request_id, worker_id, attempt, prompt, streamed, now):
         num_cached = self.overlap(worker_id, prompt, now) * BLOCK_SIZES[worker_id]
@@ -160,8 +177,8 @@ class Bookings(RuleBasedStateMachine):
         assert candidates.prompt_blocks == len(tokens_of(prompt)) / reference_block
         for row, worker in enumerate(candidates.workers):
             scale = BLOCK_SIZES[worker.id] / reference_block
-            joined = self.reference.blocks(worker.id) | set(chain(prompt, worker.id))
-            assert candidates.potential_decode_blocks[row] == len(joined) * scale
+            joined = self.reference.num_blocks(worker.id, prompt)
+            assert candidates.potential_decode_blocks[row] == joined * scale
             assert candidates.active_prefill_blocks[row] * reference_block == self.reference.prefill(
                 worker.id
             )
@@ -266,7 +283,7 @@ class Bookings(RuleBasedStateMachine):
         for worker_id, view in views.items():
             assert view.num_active_requests == len(self.reference.of(worker_id))
             assert view.active_prefill_tokens == self.reference.prefill(worker_id) >= 0
-            assert view.active_decode_blocks == len(self.reference.blocks(worker_id))
+            assert view.active_decode_blocks == self.reference.num_blocks(worker_id)
             assert view.active_output_tokens == sum(f.output for f in self.reference.of(worker_id))
 
     def teardown(self):

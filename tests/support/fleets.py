@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from indexer.blocks import TOKEN_BYTES, BlockHash, HashSpace, Unit, chain_block_hashes, pack_tokens, root_seed
+from indexer.byte_blocks import chain_byte_blocks
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from loadgen.wire import Layout, encode_batch
 from policies import make_policy
@@ -39,7 +40,8 @@ def request(request_id: str, model: str = MODEL, *, stream: bool = True) -> Rout
 
 
 def chain_of(tokens: Sequence[int], block_tokens: int = BLOCK, unit: Unit = Unit.TOKENS) -> list[BlockHash]:
-    return chain_block_hashes(pack_tokens(tokens), block_tokens * TOKEN_BYTES, root_seed(MODEL, unit=unit))
+    chain = chain_block_hashes if unit is Unit.TOKENS else chain_byte_blocks
+    return chain(pack_tokens(tokens), block_tokens * TOKEN_BYTES, root_seed(MODEL, unit=unit))
 
 
 def prompt_of(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from indexer import predicted
-from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens
+from indexer.blocks import TOKEN_BYTES, Unit, chain_block_hashes, pack_tokens
+from indexer.byte_blocks import chain_byte_blocks
 from indexer.predicted import PredictedIndex
 
 ALL = (1 << 64) - 1
@@ -155,3 +156,34 @@ def test_what_was_evicted_meanwhile_is_not_retracted_again(index: PredictedIndex
     index.retract(2, chain(1, 2))
     assert index.match(chain(8, 9), ALL, now=0.0) == {2: 2}
     index.check()
+
+
+def test_byte_prompts_take_the_room_of_what_their_hashes_cover(index: PredictedIndex) -> None:
+    long, other = (chain_byte_blocks(bytes([i]) * 40 * TOKEN_BYTES, TOKEN_BYTES, 0) for i in (1, 2))
+    assert len(long) == 36
+    index.add_slot(2, 50)
+    index.store(2, long, now=0.0, unit=Unit.BYTES)
+    assert index.num_blocks(2) == 40
+    index.store(2, other, now=1.0, unit=Unit.BYTES)
+    assert index.match(other, ALL, now=1.0) == {2: 36}
+    assert index.match(long, ALL, now=1.0) == {2: 10}, "the four wide ones went first, then 22 narrow ones"
+    assert index.num_blocks(2) == 50
+    index.retract(2, other)
+    assert index.num_blocks(2) == 10
+    index.check()
+
+
+def test_of_a_byte_prompt_larger_than_the_worker_whole_hashes_are_believed(index: PredictedIndex) -> None:
+    index.add_slot(2, 35)
+    index.store(2, chain_byte_blocks(bytes(40 * TOKEN_BYTES), TOKEN_BYTES, 0), now=0.0, unit=Unit.BYTES)
+    assert index.num_blocks(2) == 34
+    index.check()
+
+
+def test_what_a_worker_shares_with_the_one_before_is_no_more_than_a_guess(index: PredictedIndex) -> None:
+    index.store(0, chain(1, 2, 3), now=0.0)
+    for held in range(6):
+        index.clear(1)
+        index.store(1, chain(1, 2, 3, 4, 5)[:held], now=0.0)
+        expected = {0: 3, 1: held} if held else {0: 3}
+        assert index.match(chain(1, 2, 3, 4, 5), ALL, now=0.0) == expected

@@ -17,17 +17,17 @@ def test_shared_blocks_count_once() -> None:
     blocks = ActiveBlocks()
     blocks.add(chain(1, 2, 3), 0)
     blocks.add(chain(1, 2, 4), 5)
-    assert len(blocks) == 4 + 5
+    assert blocks.num_blocks == 4 + 5
     blocks.remove(chain(1, 2, 3), 0)
-    assert len(blocks) == 3 + 5
+    assert blocks.num_blocks == 3 + 5
     blocks.remove(chain(1, 2, 4), 5)
-    assert len(blocks) == 0
+    assert blocks.num_blocks == 0
     blocks.check([], 0)
 
 
 def test_how_far_a_prompt_is_held() -> None:
     blocks = ActiveBlocks()
-    assert blocks.num_shared(chain(1)) == blocks.num_shared([]) == 0
+    assert blocks.shared_depth(chain(1)) == blocks.shared_depth([]) == 0
     blocks.add(chain(1, 2, 3), 0)
     blocks.add(chain(1, 2, 4, 5), 0)
     for prompt, held in (
@@ -38,7 +38,7 @@ def test_how_far_a_prompt_is_held() -> None:
         ((1, 7), 1),
         ((2,), 0),
     ):
-        assert blocks.num_shared(chain(*prompt)) == held, prompt
+        assert blocks.shared_depth(chain(*prompt)) == held, prompt
 
 
 prompts = st.lists(st.integers(0, 2), max_size=7)
@@ -54,8 +54,8 @@ def test_as_if_every_block_had_a_counter(held: list[list[int]], rng, asked: list
     while True:
         blocks.check(chains, len(chains))
         known = set().union(*chains)
-        assert len(blocks) == len(known) + len(chains)
-        assert blocks.num_shared(chain(*asked)) == len(known.intersection(chain(*asked)))
+        assert blocks.num_blocks == len(known) + len(chains)
+        assert blocks.shared_depth(chain(*asked)) == len(known.intersection(chain(*asked)))
         if not chains:
             return
         blocks.remove(chains.pop(), 1)

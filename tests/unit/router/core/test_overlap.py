@@ -280,11 +280,11 @@ def test_held_blocks_do_not_count_twice_what_is_bridged_until_events_tell():
     believer = Believer(publishing("a"))
     believer.believe(0)
     believer.store(0, 2)
-    assert believer.beliefs.num_held_blocks(0) == 4
+    assert believer.beliefs.held_blocks([0]) == [4]
     believer.store(0, 4)
-    assert believer.beliefs.num_held_blocks(0) == 4
+    assert believer.beliefs.held_blocks([0]) == [4]
     believer.believe(0, TWO, unit=Unit.BYTES)
-    assert believer.beliefs.num_held_blocks(0) == 6
+    assert believer.beliefs.held_blocks([0]) == [6]
 
 
 def test_what_is_forgotten_after_a_restart_is_ours_alone():

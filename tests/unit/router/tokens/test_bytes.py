@@ -16,6 +16,14 @@ async def test_a_text_is_cut_at_four_bytes_a_token():
     assert (prompt.num_tokens, prompt.unit, prompt.exact) == (-(-len(packed) // 4), Unit.BYTES, False)
 
 
+async def test_a_text_is_the_same_however_its_json_escapes_it():
+    source = BytesTokens(StubHost())
+    plain, escaped = "naïve café, twice as long", "na\\u00efve caf\\u00e9, twice\\u0020as long"
+    prompts = [await prompt_of(source, f'{{"prompt": "{text}"}}'.encode()) for text in (plain, escaped)]
+    assert prompts[0] == prompts[1]
+    assert len(prompts[0].chains[SPACE]) == 1
+
+
 async def test_bytes_and_tokens_never_meet():
     source = BytesTokens(StubHost())
     text = await prompt_of(source, b'{"prompt": "' + b"a" * 16 + b'"}')

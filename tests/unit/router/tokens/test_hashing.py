@@ -4,10 +4,17 @@ import asyncio
 
 import pytest
 
-from indexer.blocks import HashSpace, chain_block_hashes
+from indexer.blocks import HashSpace, Unit, chain_block_hashes
+from indexer.byte_blocks import COVERED, chain_byte_blocks
 from router.tokens import hashing
-from router.tokens.hashing import BLOCKS_PER_SLICE, Pace, chain_hashes
-from router.tokens.limits import BLOCK_MICROSECONDS, BLOCKS_PER_SEGMENT, SLICE_MICROSECONDS
+from router.tokens.hashing import BLOCKS_PER_SLICE, Pace, chain_byte_hashes, chain_hashes
+from router.tokens.limits import (
+    BLOCK_MICROSECONDS,
+    BLOCKS_PER_BEGINNING,
+    BLOCKS_PER_SEGMENT,
+    BYTE_MICROSECONDS,
+    SLICE_MICROSECONDS,
+)
 
 
 class Turns:
@@ -80,10 +87,40 @@ async def test_repeated_segments_are_known_by_content_and_by_what_stands_before_
             assert chains == {space: chain_block_hashes(packed, 16, seed)}
 
 
-async def test_segments_are_forgotten(monkeypatch):
-    segments = hashing._Segments()
-    monkeypatch.setattr(hashing, "SEGMENTS_KEPT", 2)
+async def test_segments_are_forgotten():
+    segments = hashing._Segments(2, chain_block_hashes)
     for byte in range(4):
         packed = bytes([byte]) * BLOCKS_PER_SEGMENT * 16
         assert segments.hashes(memoryview(packed), 16, 7) == chain_block_hashes(packed, 16, 7)
     assert len(segments) == 2
+
+
+# Texts
+
+
+@pytest.mark.parametrize("depth", [0, 1, 15, 16, 31, 32, 33, 47, 48, 49, 80, BLOCKS_PER_BEGINNING])
+@pytest.mark.parametrize("more", [0, 1, 3])
+async def test_a_texts_chain_is_that_of_its_blocks_whatever_is_known_of_its_beginning(depth, more):
+    num_bytes = COVERED[Unit.BYTES][depth] * 4 + more
+    text = (bytes(i * 31 % 251 for i in range(251)) * (num_bytes // 251 + 1))[:num_bytes]
+    space = HashSpace("m", 1)
+    for seed in (7, 8, 7):
+        chains = await chain_byte_hashes(memoryview(text), [(space, seed)], Pace())
+        assert chains == {space: chain_byte_blocks(text, 4, seed)}
+        assert len(chains[space]) == depth
+
+
+async def test_what_is_known_of_a_beginning_is_not_changed_by_what_follows():
+    beginning = bytes(32 * 4)
+    for tail in (b"", b"one." * 2, b"another." * 5, b""):
+        chains = await chain_byte_hashes(memoryview(beginning + tail), [(HashSpace("m", 1), 7)], Pace())
+        assert chains[HashSpace("m", 1)] == chain_byte_blocks(beginning + tail, 4, 7)
+
+
+async def test_huge_texts_yield():
+    num_bytes = int(3.5 * SLICE_MICROSECONDS / BYTE_MICROSECONDS)
+    text, space = bytes(num_bytes), HashSpace("m", 1)
+    async with Turns() as turns:
+        chains = await chain_byte_hashes(memoryview(text), [(space, 7)], Pace())
+        assert turns.num_turns == 3
+    assert chains == {space: chain_byte_blocks(text, 4, 7)}
