@@ -73,9 +73,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def running_workers(num_workers: int = NUM_WORKERS) -> Iterator[list[int]]:
-    """The bench workers, one process that plays them all; yields their ports."""
-    command = [sys.executable, "-m", "tests.bench.worker", str(num_workers)]
+def running_workers(num_workers: int = NUM_WORKERS, *, close: bool = False) -> Iterator[list[int]]:
+    """The bench workers, one process that plays them all; yields their ports. With `close` they keep no
+    connection for a second request."""
+    command = [sys.executable, "-m", "tests.bench.worker", str(num_workers), *(["close"] if close else [])]
     with running(command, LOAD_CORES, stdout=subprocess.PIPE) as process:
         assert process.stdout
         yield [int(port) for port in process.stdout.readline().split()]

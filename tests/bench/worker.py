@@ -3,7 +3,8 @@
 It prints its ports, one for each worker it plays, then speaks just enough HTTP/1.1 for clean clients (one
 request at a time, Content-Length bodies) and answers what the body's `user` says, which every gateway hands
 on: `plain SIZE` a JSON answer of SIZE bytes, `stream EVENTS GAP_MS` that many server-sent events as chunks of
-their own, GAP_MS apart (0: as fast as the socket takes them), `hold` nothing ever.
+their own, GAP_MS apart (0: as fast as the socket takes them), `hold` nothing ever. Called with `close` as its
+second argument it closes each connection after its answer, and says so; else it keeps them.
 """
 
 from __future__ import annotations
@@ -11,26 +12,29 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+from functools import partial
 
 import uvloop
 
 EVENT = b'data: {"id":"cmpl-0","object":"text_completion","choices":[{"index":0,"text":" token"}]}\n\n'
 CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)
 STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
 )
 STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 USER = re.compile(rb'"user": ?"([^"]*)"')
 MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}]}'
 
 
-def answer(status: bytes, body: bytes, content_type: bytes = b"application/json") -> bytes:
-    head = b"HTTP/1.1 %s\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n"
-    return head % (status, content_type, len(body)) + body
+CLOSE_LINE = b"connection: close\r\n"
 
 
 class Worker(asyncio.Protocol):
     """One connection."""
+
+    def __init__(self, *, closes: bool) -> None:
+        self.closes = closes
+        self.end_of_head = CLOSE_LINE + b"\r\n" if closes else b"\r\n"
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -56,19 +60,28 @@ class Worker(asyncio.Protocol):
         kind, *numbers = wanted.split()
         if kind == b"plain":
             padding = b" " * int(numbers[0])
-            self.transport.write(answer(b"200 OK", b'{"object":"text_completion","choices":[]}' + padding))
+            self.respond(b"200 OK", b'{"object":"text_completion","choices":[]}' + padding)
         elif kind == b"stream":
             self.remaining, self.gap = int(numbers[0]), int(numbers[1]) / 1000
-            self.transport.write(STREAM_HEAD)
+            self.transport.write(STREAM_HEAD + self.end_of_head)
             self.step()
         elif kind == b"hold":
             pass
         elif b" /v1/models " in head:
-            self.transport.write(answer(b"200 OK", MODELS))
+            self.respond(b"200 OK", MODELS)
         elif b" /health " in head:
-            self.transport.write(answer(b"200 OK", b""))
+            self.respond(b"200 OK", b"")
         else:
-            self.transport.write(answer(b"404 Not Found", b'{"detail":"Not Found"}'))
+            self.respond(b"404 Not Found", b'{"detail":"Not Found"}')
+
+    def respond(self, status: bytes, body: bytes) -> None:
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
+        self.transport.write(head + self.end_of_head + body)
+        self.ended()
+
+    def ended(self) -> None:
+        if self.closes:
+            self.transport.close()
 
     def step(self) -> None:
         """Write the next event in a write of its own, as engines do, and come back after the gap."""
@@ -78,6 +91,7 @@ class Worker(asyncio.Protocol):
         if self.remaining == 0:
             self.remaining = None
             self.transport.write(STREAM_END)
+            self.ended()
             return
         self.remaining -= 1
         self.transport.write(CHUNK)
@@ -105,13 +119,14 @@ def header(head: bytes, name: bytes) -> bytes | None:
     return head[start + len(name) + 3 : end if end >= 0 else len(head)].strip()
 
 
-async def serve(num_workers: int) -> None:
+async def serve(num_workers: int, *, closes: bool) -> None:
     loop = asyncio.get_running_loop()
-    servers = [await loop.create_server(Worker, "127.0.0.1", 0) for _ in range(num_workers)]
+    connection = partial(Worker, closes=closes)
+    servers = [await loop.create_server(connection, "127.0.0.1", 0) for _ in range(num_workers)]
     sys.stdout.write(" ".join(str(server.sockets[0].getsockname()[1]) for server in servers) + "\n")
     sys.stdout.flush()
     await asyncio.gather(*(server.serve_forever() for server in servers))
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(int(sys.argv[1])))
+    uvloop.run(serve(int(sys.argv[1]), closes="close" in sys.argv[2:]))
