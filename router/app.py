@@ -23,6 +23,7 @@ from router.dialing import Dialer
 from router.discovery import StaticSource, WorkerSpec, expand_workers
 from router.engines import WorkerSessions
 from router.fleet import Fleet, FleetTokenHost
+from router.host_names import HostNames
 from router.limits import RelayLimits
 from router.logs import set_up_logging
 from router.metrics import Metrics
@@ -103,7 +104,7 @@ class Gateway:
             metrics=self.metrics,
             clock=self._clock,
             fleet=self.fleet,
-            dialer=Dialer(self._worker_tls),
+            dialer=Dialer(self._worker_tls, HostNames(self._clock)),
             limits=self._limits,
         )
         self._resources.callback(self.proxy.upstream.close)

@@ -27,6 +27,13 @@ RESPONSE_HEAD_BYTES_MAX = 64 * 1024
 USAGE_BODY_BYTES_MAX = 1 << 20
 """Largest answer that is read for its usage; what is larger and not streamed holds log probabilities."""
 
+HOST_NAME_SECONDS = 5.0
+"""How long the addresses of a worker's host name are used before it is looked up anew; when none of them
+answers, at once. Name servers of clusters give 5 to 30 s."""
+
+NEXT_ADDRESS_SECONDS = 0.25
+"""How long one address of a name may be silent before the next is tried beside it: RFC 8305's own choice."""
+
 STORED_RESPONSES_MAX = 100_000
 """Responses whose worker is remembered; about 150 bytes each. The oldest are forgotten first."""
 
@@ -75,6 +82,7 @@ class RelayLimits:
     def check_seconds(self) -> float:
         """How often deadlines are looked at: fine enough for the shortest, at most once a second."""
         shortest = min(
+            self.connect_seconds,
             self.first_byte_seconds,
             self.idle_seconds,
             self.request_seconds,

@@ -23,7 +23,9 @@ Clock = Callable[[], float]
 class WorkerPool:
     """Connections to one worker: idle ones are reused, last in first out; more are opened as needed."""
 
-    __slots__ = ("__weakref__", "_address", "_dialer", "_idle", "_limits", "_now", "has_key", "lines")
+    __slots__ = (
+        "__weakref__", "_address", "_connecting", "_dialer", "_idle", "_limits", "_now", "has_key", "lines",
+    )  # fmt: skip
 
     def __init__(
         self, address: WorkerAddress, key: str | None, dialer: Dialer, limits: RelayLimits, clock: Clock
@@ -38,6 +40,8 @@ class WorkerPool:
         self._limits = limits
         self._now = clock
         self._idle: list[WorkerConnection] = []
+        self._connecting: dict[asyncio.Task[object], float] = {}
+        """Tasks that wait for a connection, and until when."""
 
     def take_idle(self) -> WorkerConnection | None:
         """One that is probably alive, or None."""
@@ -50,16 +54,25 @@ class WorkerPool:
         return None
 
     async def connect(self) -> WorkerConnection:
-        """A new connection. Raises WorkerUnavailable or WorkerConnectTimeout."""
+        """A new connection. Raises WorkerUnavailable or WorkerConnectTimeout.
+
+        Its time is over when `check` finds so: a timer of its own would cost as much as the rest of this.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        self._connecting[task] = self._now() + self._limits.connect_seconds
         try:
-            async with asyncio.timeout(self._limits.connect_seconds):
-                return await self._dialer.dial(self._address, lambda: WorkerConnection(self.put))
-        except TimeoutError:
+            return await self._dialer.dial(self._address, lambda: WorkerConnection(self.put))
+        except asyncio.CancelledError:
+            if task in self._connecting or task.uncancel() > 0:
+                raise  # the client has left
             raise WorkerConnectTimeout("Connecting to the worker took too long") from None
         except OSError as error:
             raise WorkerUnavailable(
                 f"Cannot connect to the worker: {connect_failure(error)}", code="connect_failed"
             ) from None
+        finally:
+            self._connecting.pop(task, None)
 
     def put(self, connection: WorkerConnection) -> None:
         connection.idle_since = self._now()
@@ -68,6 +81,13 @@ class WorkerPool:
     @property
     def num_idle(self) -> int:
         return len(self._idle)
+
+    def check(self, now: float) -> None:
+        """Called now and then: enforce what has a deadline."""
+        self.close_stale(now)
+        for task in [task for task, deadline in self._connecting.items() if now >= deadline]:
+            del self._connecting[task]
+            task.cancel()
 
     def close_stale(self, now: float) -> None:
         """Close what has been idle too long, and let go of what died meanwhile; the oldest stand first."""
@@ -114,9 +134,11 @@ class Upstream:
         return sum(pool.num_idle for pool in list(self._pools.values()))
 
     def check(self, now: float) -> None:
-        """Close idle connections before the workers do."""
+        """Close idle connections before the workers do, and give up connecting where it takes too long."""
         for pool in list(self._pools.values()):
-            pool.close_stale(now)
+            pool.check(now)
 
     def close(self) -> None:
-        self.check(float("inf"))
+        """Close idle connections."""
+        for pool in list(self._pools.values()):
+            pool.close_stale(float("inf"))

@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from ipaddress import ip_address
 from urllib.parse import SplitResult, urlsplit
 
 SOCKET_PATH_BYTES_MAX = 107
 """What the kernel takes as the path of a Unix socket, without the zero that ends it."""
+
+LITERALS_KNOWN_MAX = 4096
+"""Hosts of which it is remembered whether they are IP addresses: more than a fleet has workers."""
 
 _EXPECTED = "expected http://host:port, https://host:port or unix:/path/to.sock"
 
@@ -73,6 +78,11 @@ class WorkerAddress:
         return self.scheme is Scheme.HTTPS
 
     @property
+    def is_literal(self) -> bool:
+        """Whether the host is an IP address, which nobody need look up."""
+        return _is_literal(self.host)
+
+    @property
     def bracketed_host(self) -> str:
         """The host as it stands in URLs."""
         return f"[{self.host}]" if ":" in self.host else self.host
@@ -97,6 +107,16 @@ def _socket_path(url: str, path: str) -> str:
     if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
         raise ValueError(f"'{url}': the path of a socket has at most {SOCKET_PATH_BYTES_MAX} bytes")
     return path
+
+
+@lru_cache(LITERALS_KNOWN_MAX)
+def _is_literal(host: str) -> bool:
+    """Asked whenever a connection is opened."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _is_plain(text: str) -> bool:

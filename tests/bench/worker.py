@@ -75,7 +75,10 @@ class Worker(asyncio.Protocol):
             self.respond(b"404 Not Found", b'{"detail":"Not Found"}')
 
     def respond(self, status: bytes, body: bytes) -> None:
-        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (status, len(body))
+        head = b"HTTP/1.1 %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\n" % (
+            status,
+            len(body),
+        )
         self.transport.write(head + self.end_of_head + body)
         self.ended()
 

@@ -15,6 +15,7 @@ from router.config import Settings
 from router.core.prompt import Prompt
 from router.core.routing import RoutingCore
 from router.dialing import Dialer
+from router.host_names import HostNames
 from router.limits import RelayLimits
 from router.metrics import Metrics
 from router.proxy import Proxy
@@ -145,7 +146,7 @@ async def gateway(
         metrics=metrics,
         clock=CLOCK,
         fleet=fleet,
-        dialer=Dialer(worker_tls or system_trust()),
+        dialer=Dialer(worker_tls or system_trust(), HostNames(CLOCK)),
         limits=relay_limits,
     )
     server = Server(

@@ -24,6 +24,8 @@ LIFTED: dict[str, dict[str, str]] = {
 TASKS: dict[str, str] = {
     "router/tasks.py": "start_task itself",
     "router/client_connection.py": "the connection holds its task and logs what fails",
+    "router/dialing.py": "attempts are held until one has opened; the last one's failure is reported",
+    "router/host_names.py": "a lookup is held by its name; failing is ordinary, and told to all who wait",
 }
 
 # file -> why an exception of any kind may be caught there

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 import pytest
 
 from policies.types import Worker
-from router.dialing import Dialer
 from router.errors import WorkerError, WorkerProtocolError, WorkerTimeout
 from router.limits import RelayLimits
 from router.relay import Relay
@@ -17,7 +16,7 @@ from router.upstream import Upstream
 from router.wire.endpoints import Protocol
 from router.wire.http1 import read_request_head
 from router.worker_connection import WorkerConnection
-from tests.support.certificates import system_trust
+from tests.support.dialing import plain_dialer
 from tests.support.fake_transport import FakeTransport
 from tests.support.raw_worker import END_OF_CHUNKS, STREAM_HEAD, chunk, event, json_answer
 
@@ -77,7 +76,7 @@ class Setup:
         self.now = 0.0
         self.client, self.observer = Client(), Observer()
         limits = RelayLimits()
-        self.upstream = Upstream(limits, lambda: self.now, Dialer(system_trust()), lambda worker: None)
+        self.upstream = Upstream(limits, lambda: self.now, plain_dialer(), lambda worker: None)
         self.connection = WorkerConnection(self.upstream.pool(Worker(id="w", url="http://w:1")).put)
         self.worker = FakeTransport()
         self.connection.connection_made(self.worker)

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from policies.types import Worker
-from router.dialing import Dialer
 from router.errors import RouterError, ShuttingDown, WorkerTimeout, WorkerUnavailable
 from router.limits import RelayLimits
 from router.tunnel import Tunnel, TunnelEnd
 from router.upstream import Upstream
 from router.worker_connection import WorkerConnection
-from tests.support.certificates import system_trust
+from tests.support.dialing import plain_dialer
 from tests.support.fake_transport import FakeTransport
 
 LIMITS = RelayLimits()
@@ -59,7 +58,7 @@ class Setup:
         self.ends: list[RouterError | None] = []
         self.client, self.worker = Client(is_paused=is_paused), worker or FakeTransport()
         self.client.transport.can_half_close = self.worker.can_half_close = can_half_close
-        upstream = Upstream(LIMITS, self.clock, Dialer(system_trust()), lambda worker: None)
+        upstream = Upstream(LIMITS, self.clock, plain_dialer(), lambda worker: None)
         pool = upstream.pool(Worker(id="w", url="http://w:1"))
         connection = WorkerConnection(pool.put)
         connection.connection_made(self.worker)
