@@ -59,7 +59,7 @@ bench: setup ## measure against nginx and against the bars (about four minutes; 
 	@$(BIN)/python -m tests.bench $(ARGS)
 
 .PHONY: bench-peers
-bench-peers: setup ## the same rows for three other routers, each installed into .venv-peers/ (about ten minutes)
+bench-peers: setup ## the same rows for three other routers, each installed into .venv-peers/ (a quarter of an hour)
 	@.ci/services nginx
 	@$(BIN)/python -m tests.bench.peers $(ARGS)
 

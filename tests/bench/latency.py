@@ -30,18 +30,8 @@ def alone(quick: bool, say: Say) -> list[Result]:
 
 
 def added(proxies: Sequence[relay.Proxy], worker_port: int, *, quick: bool, say: Say) -> list[Result]:
-    """How much longer a small request takes than one that goes to the worker directly; one at a time, on
-    connections that are open."""
-    num_rounds = relay.NUM_ROUNDS_QUICK if quick else relay.NUM_ROUNDS
-    rounds: dict[tuple[str, str], list[float]] = {}
-    for i in range(num_rounds):
-        say(f"latency: round {i + 1} of {num_rounds}")
-        direct = relay.generate_load(worker_port, ALONE, 1.0)
-        for proxy in proxies if i % 2 else reversed(proxies):
-            report = relay.generate_load(proxy.port, ALONE, 1.0)
-            for quantile in ("p50", "p99"):
-                key = f"duration_{quantile}"
-                rounds.setdefault((proxy.name, quantile), []).append((report[key] - direct[key]) * 1e3)
+    """How much longer a small request takes than one that goes to the worker directly."""
+    rounds = added_milliseconds(proxies, worker_port, quick=quick, say=say)
     return [
         Result(
             name="latency",
@@ -52,6 +42,23 @@ def added(proxies: Sequence[relay.Proxy], worker_port: int, *, quick: bool, say:
         )
         for (name, quantile), milliseconds in rounds.items()
     ]
+
+
+def added_milliseconds(
+    proxies: Sequence[relay.Proxy], worker_port: int, *, quick: bool, say: Say, scale: float = 1.0
+) -> dict[tuple[str, str], list[float]]:
+    """By proxy and quantile (p50, p99), one value a round; one request at a time, on open connections."""
+    num_rounds = relay.NUM_ROUNDS_QUICK if quick else relay.NUM_ROUNDS
+    rounds: dict[tuple[str, str], list[float]] = {}
+    for i in range(num_rounds):
+        say(f"latency: round {i + 1} of {num_rounds}")
+        direct = relay.generate_load(worker_port, ALONE, scale)
+        for proxy in proxies if i % 2 else reversed(proxies):
+            report = relay.generate_load(proxy.port, ALONE, scale)
+            for quantile in ("p50", "p99"):
+                key = f"duration_{quantile}"
+                rounds.setdefault((proxy.name, quantile), []).append((report[key] - direct[key]) * 1e3)
+    return rounds
 
 
 def leaving(quick: bool, say: Say) -> list[Result]:

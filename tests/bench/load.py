@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import orjson
 import uvloop
 
-from tests.bench.workloads import ALONE, WORKLOADS, Workload
+from tests.bench.workloads import BY_NAME, Workload
 
 CLOCK = time.perf_counter
 
@@ -101,7 +101,7 @@ def percentile(values: list[float], share: float) -> float:
 
 def main() -> None:
     port, name, scale = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
-    tally = uvloop.run(run(port, WORKLOADS.get(name, ALONE), scale))
+    tally = uvloop.run(run(port, BY_NAME[name], scale))
     report = {
         "num_requests": tally.num_requests,
         "num_events": tally.num_events,

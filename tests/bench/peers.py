@@ -1,8 +1,11 @@
-"""`python -m tests.bench.peers`: the relay bench's rows for kvgate, nginx and three other routers.
+"""`python -m tests.bench.peers`: kvgate beside nginx and three other routers, row by row, a verdict for each.
 
 Each router is installed from the package index into an environment of its own under .venv-peers/ and runs
-as it comes, by turns; for the row of prompts with its `cache_aware` policy. Reported, never gated. What can't
-be installed or started is left out and named. `--quick` runs few rounds.
+as it comes, its logging included, by turns with the others; for the row of prompts with its `cache_aware`
+policy. The rows are those of the relay bench, one of chats and one of latency, before workers that keep
+their connections; those that are not streamed come again before workers that close each connection after its
+answer. Reported, never gated. What can't be installed or started is left out and named. `--quick` runs few
+rounds, `--only ROW` (repeatable) runs some of them.
 """
 
 from __future__ import annotations
@@ -12,13 +15,15 @@ import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench import latency, processes, relay, report
 from tests.bench.__main__ import progress
+from tests.bench.intervals import median_interval, ratio_of_medians
+from tests.bench.ranking import Row, table
 from tests.bench.report import Result
-from tests.bench.workloads import ALONE, WORKLOADS, Workload
+from tests.bench.workloads import ALONE, CHAT, WORKLOADS, Workload
 
 ENVIRONMENTS = Path(".venv-peers")
 
@@ -47,7 +52,7 @@ class Peer:
         program, *rest = self.command
         return [
             str(self.environment / "bin" / program), *rest, "--host", "127.0.0.1", "--port", str(port),
-            "--worker-urls", *processes.urls(worker_ports), "--policy", policy, "--log-level", "error",
+            "--worker-urls", *processes.urls(worker_ports), "--policy", policy,
             "--prometheus-port", str(processes.free_port()),
         ]  # fmt: skip
 
@@ -57,6 +62,32 @@ PEERS = (
     Peer("vllm-router", "0.1.17", ("vllm-router",)),
     Peer("smg", "1.13.0", ("smg", "launch")),
 )
+
+
+LATENCY_SCALE = 4.0
+"""1,200 requests a round: twelve are beyond p99."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A load, and whether the workers close each connection after its answer."""
+
+    workload: Workload
+    close: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name}-close" if self.close else self.workload.name
+
+
+_LOADS = (*WORKLOADS.values(), CHAT, ALONE)
+COMPARISONS = {
+    comparison.name: comparison
+    for comparison in (
+        *(Comparison(workload) for workload in _LOADS),
+        *(Comparison(workload, close=True) for workload in _LOADS if not workload.num_events),
+    )
+}
 
 
 def install(peers: Sequence[Peer]) -> list[Peer]:
@@ -83,7 +114,9 @@ def running(
             port = processes.free_port()
             command = peer.start(port, worker_ports, policy)
             process = stack.enter_context(
-                processes.running(command, processes.PROXY_CORES, stdout=subprocess.DEVNULL)
+                processes.running(
+                    command, processes.PROXY_CORES, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
             )
             try:
                 processes.wait_until_ready(port, process, "/readiness")
@@ -93,30 +126,53 @@ def running(
         yield proxies
 
 
-def compare(workload: Workload, peers: Sequence[Peer], *, quick: bool) -> list[Result]:
-    """CPU of every router for one unit of work, in multiples of nginx's."""
+def compare(comparison: Comparison, peers: Sequence[Peer], *, quick: bool) -> list[Row]:
+    """nginx, kvgate and the peers before the same workers."""
+    workload = comparison.workload
     with (
-        processes.running_workers() as worker_ports,
-        relay.running_proxies(worker_ports, workload, with_pool=False) as (nginx, kvgate),
+        processes.running_workers(close=comparison.close) as worker_ports,
+        relay.running_proxies(worker_ports, workload, with_pool=False, as_it_comes=True) as ours,
         running(peers, worker_ports, workload) as others,
     ):
-        gateways = [kvgate, *others]
-        relay.take_turns([nginx, *gateways], workload, quick=quick, say=progress)
-        return [
-            replace(
-                relay.compare(workload, nginx, gateway, processes.resident_bytes(gateway.process)), bar=None
-            )
-            for gateway in gateways
-        ]
+        proxies = [*ours, *others]
+        if workload is ALONE:
+            return latency_rows(comparison, proxies, quick=quick)
+        relay.take_turns(proxies, workload, quick=quick, say=progress)
+    return [
+        Row(
+            name=comparison.name,
+            unit=f"µs of CPU, {workload.unit}",
+            rounds={proxy.name: proxy.cpu_micros[workload.name] for proxy in proxies},
+        )
+    ]
 
 
-def added_latency(peers: Sequence[Peer], *, quick: bool) -> list[Result]:
-    with (
-        processes.running_workers() as worker_ports,
-        relay.running_proxies(worker_ports, ALONE, with_pool=False) as ours,
-        running(peers, worker_ports, ALONE) as others,
-    ):
-        return latency.added([*ours, *others], worker_ports[0], quick=quick, say=progress)
+def latency_rows(comparison: Comparison, proxies: Sequence[relay.Proxy], *, quick: bool) -> list[Row]:
+    """What each adds to one small request at a time, sent directly over a connection that is kept."""
+    with processes.running_workers() as (worker_port, *_):
+        added = latency.added_milliseconds(
+            proxies, worker_port, quick=quick, say=progress, scale=LATENCY_SCALE
+        )
+    return [
+        Row(
+            name=f"{comparison.name}, {quantile}",
+            unit="µs added",
+            rounds={proxy.name: [ms * 1e3 for ms in added[proxy.name, quantile]] for proxy in proxies},
+        )
+        for quantile in ("p50", "p99")
+    ]
+
+
+def results(row: Row) -> Iterator[Result]:
+    """For the JSON lines, with every round."""
+    for name, rounds in row.rounds.items():
+        yield Result(
+            name=f"peers {row.name}",
+            what=name,
+            unit=row.unit,
+            figure=median_interval(rounds),
+            details={"rounds": rounds, "times_nginx": ratio_of_medians(rounds, row.rounds["nginx"]).value},
+        )
 
 
 def main() -> None:
@@ -124,14 +180,15 @@ def main() -> None:
         prog="python -m tests.bench.peers", description=__doc__, allow_abbrev=False
     )
     parser.add_argument("--quick", action="store_true", help="few rounds: a look, not a verdict")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", action="append", choices=list(COMPARISONS), help="a row (repeatable)")
+    arguments = parser.parse_args()
     peers = install(PEERS)
-    results: list[Result] = []
-    for workload in WORKLOADS.values():
-        results += compare(workload, peers, quick=quick)
-    results += added_latency(peers, quick=quick)
+    rows: list[Row] = []
+    for name in arguments.only or COMPARISONS:
+        rows += compare(COMPARISONS[name], peers, quick=arguments.quick)
     progress("")
-    sys.stdout.write(f"{report.table(results)}\n\nwritten to {report.write(results)}\n")
+    written = report.write([result for row in rows for result in results(row)])
+    sys.stdout.write(f"{table(rows)}\n\nwritten to {written}\n")
 
 
 if __name__ == "__main__":

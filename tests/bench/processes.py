@@ -105,14 +105,16 @@ def running_nginx(
 
 @contextlib.contextmanager
 def running_gateway(
-    worker_ports: Sequence[int], *flags: str
+    worker_ports: Sequence[int], *flags: str, as_it_comes: bool = False
 ) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
-    """The gateway before the workers; yields its port and process."""
+    """The gateway before the workers; yields its port and process. `as_it_comes`: it logs what it does unless
+    told otherwise, and nobody reads it; else warnings alone, which whoever runs the bench sees."""
     port = free_port()
-    command = [sys.executable, "-m", "router", "serve", "--log-level", "warning", *flags]
+    command = [sys.executable, "-m", "router", "serve", *flags]
+    command += [] if as_it_comes else ["--log-level", "warning"]
     command += ["--worker-urls", *urls(worker_ports)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--admin-port", str(free_port())]
-    with running(command, PROXY_CORES) as process:
+    with running(command, PROXY_CORES, stderr=subprocess.DEVNULL if as_it_comes else None) as process:
         wait_until_ready(port, process, "/readyz")
         yield port, process
 

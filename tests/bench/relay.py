@@ -79,14 +79,16 @@ def gateway_flags(workload: Workload) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def running_proxies(
-    worker_ports: Sequence[int], workload: Workload, *, with_pool: bool
+    worker_ports: Sequence[int], workload: Workload, *, with_pool: bool, as_it_comes: bool = False
 ) -> Iterator[list[Proxy]]:
     """nginx, the same nginx through its port with pooled connections where asked for, and last kvgate."""
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvgate-bench-")))
         directory.chmod(0o755)  # nginx's worker process gives up root
         port, pooled_port, nginx = stack.enter_context(processes.running_nginx(worker_ports, directory))
-        gateway = stack.enter_context(processes.running_gateway(worker_ports, *gateway_flags(workload)))
+        gateway = stack.enter_context(
+            processes.running_gateway(worker_ports, *gateway_flags(workload), as_it_comes=as_it_comes)
+        )
         pooled = [Proxy("nginx, pooled", pooled_port, nginx)] if with_pool else []
         yield [Proxy("nginx", port, nginx), *pooled, Proxy("kvgate", *gateway)]
 

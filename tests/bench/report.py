@@ -57,6 +57,11 @@ def table(results: Sequence[Result]) -> str:
     for r in results:
         interval = f"{number(r.figure.low)} to {number(r.figure.high)}"
         rows.append((f"{r.name}: {r.what}", number(r.figure.value), interval, r.unit, r.verdict))
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """The first row is the columns' names."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))

@@ -1,6 +1,7 @@
 """A bar is missed only when the whole interval is beyond it, and disturbed rounds do not move the figure."""
 
 from tests.bench.intervals import Interval, ratio_of_medians
+from tests.bench.ranking import Row, table
 from tests.bench.report import Result
 
 
@@ -36,3 +37,24 @@ def test_ratio_survives_a_disturbed_round_and_its_interval_holds_it() -> None:
 def test_ratio_is_the_same_every_time() -> None:
     ours, theirs = [1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 1.0, 2.0, 1.0, 2.0]
     assert ratio_of_medians(ours, theirs) == ratio_of_medians(ours, theirs)
+
+
+def row(kvgate: float, **others: float) -> Row:
+    """Rounds around these medians."""
+    noise = [-0.2, 0.1, 0.0, 0.2, -0.1, 0.1, 0.0]
+    medians = {"nginx": 10.0, "kvgate": kvgate, **others}
+    return Row(name="r", unit="u", rounds={n: [m + x for x in noise] for n, m in medians.items()})
+
+
+def test_verdict_goes_by_the_best_of_the_others_and_not_by_nginx() -> None:
+    assert row(12, a=13, b=14).verdict == "kvgate is best"
+    assert row(12, a=13, b=11).verdict == "b is better by 1"
+    assert row(12, a=13, b=12).verdict == "even with b"
+    assert row(12).verdict == ""
+
+
+def test_table_of_gateways_has_a_dash_for_what_did_not_run() -> None:
+    text = table([row(12, a=13), row(12)])
+    assert text.splitlines()[0].split() == ["row", "unit", "nginx", "kvgate", "a", "verdict"]
+    assert text.splitlines()[2].split()[:8] == ["r", "u", "10", "(1.00)", "12", "(1.20)", "13", "(1.30)"]
+    assert text.splitlines()[3].split()[-1] == "-"

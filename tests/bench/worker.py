@@ -1,10 +1,11 @@
 """A worker that costs next to nothing: what the relay bench puts behind each proxy. A process of its own.
 
 It prints its ports, one for each worker it plays, then speaks just enough HTTP/1.1 for clean clients (one
-request at a time, Content-Length bodies) and answers what the body's `user` says, which every gateway hands
-on: `plain SIZE` a JSON answer of SIZE bytes, `stream EVENTS GAP_MS` that many server-sent events as chunks of
-their own, GAP_MS apart (0: as fast as the socket takes them), `hold` nothing ever. Called with `close` as its
-second argument it closes each connection after its answer, and says so; else it keeps them.
+request at a time, Content-Length bodies) and answers what the body's `user` says, or a chat's first message,
+which every gateway hands on: `plain SIZE` a JSON answer of SIZE bytes, `stream EVENTS GAP_MS` that many
+server-sent events as chunks of their own, GAP_MS apart (0: as fast as the socket takes them), `hold` nothing
+ever. Called with `close` as its second argument it closes each connection after its answer, and says so; else
+it keeps them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n"
 )
 STREAM_END = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
-USER = re.compile(rb'"user": ?"([^"]*)"')
+WANTED = re.compile(rb'"(?:user|content)": ?"(plain \d+|stream \d+ \d+|hold)\b')
 MODELS = b'{"object":"list","data":[{"id":"bench","object":"model","created":0,"owned_by":"bench"}]}'
 
 
@@ -52,9 +53,9 @@ class Worker(asyncio.Protocol):
         head = self.received[:end_of_head].lower()
         if len(self.received) < end_of_head + 4 + int(header(head, b"content-length") or 0):
             return
-        user = USER.search(self.received, end_of_head)
+        wanted = WANTED.search(self.received, end_of_head)
         self.received = b""
-        self.answer(head, user[1] if user else b"none")
+        self.answer(head, wanted[1] if wanted else b"none")
 
     def answer(self, head: bytes, wanted: bytes) -> None:
         kind, *numbers = wanted.split()

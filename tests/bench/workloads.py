@@ -24,6 +24,7 @@ class Workload:
     """Events of one streamed answer; 0 when it is not streamed."""
     routed_by_prompt: bool = False
     """The gateways look at the prompt (kvgate: `kv` without KV events), and each request has its own."""
+    is_chat: bool = False
     bar: float | None = None
 
     @property
@@ -31,16 +32,28 @@ class Workload:
         return "event" if self.num_events else "request"
 
     def request(self, number: int) -> bytes:
+        body = self._chat(number) if self.is_chat else self._completion(number)
+        return (
+            b"POST %s HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
+            b"user-agent: bench\r\naccept: */*\r\ncontent-length: %d\r\n\r\n"
+            % (b"/v1/chat/completions" if self.is_chat else b"/v1/completions", len(body))
+        ) + body
+
+    def _completion(self, number: int) -> bytes:
         """The instruction to the worker stands in a field that every gateway forwards."""
-        body = b'{"model":"bench","stream":%s,"user":"%s","prompt":"%s"}' % (
+        return b'{"model":"bench","stream":%s,"user":"%s","prompt":"%s"}' % (
             b"true" if self.num_events else b"false",
             self.answer.encode(),
             self._prompt(number),
         )
-        return (
-            b"POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\n"
-            b"user-agent: bench\r\naccept: */*\r\ncontent-length: %d\r\n\r\n" % len(body)
-        ) + body
+
+    def _chat(self, number: int) -> bytes:
+        """sglang-router drops a chat's `user`, so here the instruction begins the message."""
+        return b'{"model":"bench","stream":%s,"messages":[{"role":"user","content":"%s %s"}]}' % (
+            b"true" if self.num_events else b"false",
+            self.answer.encode(),
+            self._prompt(number),
+        )
 
     def _prompt(self, number: int) -> bytes:
         """Where it matters, the next turn of one of 32 conversations: a quarter is every prompt's beginning,
@@ -116,6 +129,16 @@ WORKLOADS = {
     )
 }
 
+CHAT = Workload(
+    name="chat",
+    description="small chat request, not streamed, 32 connections",
+    num_connections=32,
+    num_requests=12_000,
+    answer="plain 200",
+    is_chat=True,
+)
+"""For gateways that read every body into types of their own."""
+
 ALONE = Workload(
     name="alone",
     description="one small request at a time",
@@ -124,3 +147,5 @@ ALONE = Workload(
     answer="plain 200",
 )
 """For latencies: nothing waits for anything but what it needs."""
+
+BY_NAME = {**WORKLOADS, CHAT.name: CHAT, ALONE.name: ALONE}
