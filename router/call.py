@@ -152,7 +152,7 @@ class Call:
             self.client.respond_error(error, headers=self._own_headers())
             return
         self.status = self._relayed_status()
-        placed = relay.cut_short(error, self.endpoint.protocol)
+        placed = relay.cut_short(error, self.endpoint.event_protocol)
         self._proxy.metrics.error(error.code)
         self._proxy.metrics.stream_error_event(self.worker_id, placed)
 
@@ -190,9 +190,7 @@ class Call:
 
     def _log_fields(self, duration: float) -> dict[str, object]:
         return {
-            "request_id": self.request_id.decode("latin-1"),
-            "method": self.head.method.decode(),
-            "path": self.head.path,
+            **request_fields(self.request_id, self.head),
             "model": self.model,
             "worker": self.worker_id,
             "status": self.status,
@@ -200,6 +198,29 @@ class Call:
             "attempts": self.attempt + 1 if self.worker_id else 0,
             "seconds": round(duration, 4),
         }
+
+
+def refusal_fields(request: Request, error: RouterError, now: float) -> dict[str, object]:
+    """The access log's fields for a request that never became a call, in the order of all others'."""
+    head = request.seen_head
+    return {
+        **request_fields(head.request_id if head is not None else b"", head),
+        "model": "",
+        "worker": "",
+        "status": error.status,
+        "outcome": Outcome.REJECTED.value,
+        "attempts": 0,
+        "seconds": round(now - request.received_at, 4),
+    }
+
+
+def request_fields(request_id: bytes, head: RequestHead | None) -> dict[str, object]:
+    """What of a head is logged; empty where it could not be read."""
+    return {
+        "request_id": request_id.decode("latin-1"),
+        "method": head.method.decode() if head is not None else "",
+        "path": head.path if head is not None else "",
+    }
 
 
 def _outcome_of(error: RouterError) -> Outcome:

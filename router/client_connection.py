@@ -160,10 +160,12 @@ class ClientConnection(asyncio.Protocol):
     def refused(self, error: RouterError) -> None:
         """No more requests can be read here; the error is answered in its turn."""
         self._input_over = True
+        request = Request(None, self._server.clock(), error)
         if self._reader.incoming is not None:
+            request.seen_head = self._reader.incoming.head
             self._server.release(self._reader.incoming)
         if not isinstance(error, _TooFarAhead):
-            self.request_arrived(Request(None, self._server.clock(), error))
+            self.request_arrived(request)
 
     def _count_ahead(self, num_bytes: int) -> None:
         """Requests sent before the answer in hand ended: held, since reading must go on, but bounded."""
@@ -179,6 +181,7 @@ class ClientConnection(asyncio.Protocol):
         self.answer_begun = False
         if request.error is not None:
             self.respond_error(request.error, close=request.head is None)
+            self._server.handler.refused(request, request.error)
             self._server.release(request)
             self._answered()
             return

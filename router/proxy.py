@@ -16,7 +16,7 @@ import orjson
 from policies.types import Worker, WorkerId
 from router.access_log import access_log
 from router.auth import ClientKeys
-from router.call import Call
+from router.call import Call, refusal_fields
 from router.client_connection import ClientConnection
 from router.config import Settings
 from router.core.catalogue import Resolution
@@ -153,6 +153,10 @@ class Proxy:
 
     def failed(self, error: RouterError) -> None:
         self.metrics.error(error.code)
+
+    def refused(self, request: Request, error: RouterError) -> None:
+        if self.access_log is not None:
+            self.access_log(refusal_fields(request, error, self.clock()))
 
     def crashed(self) -> None:
         self.metrics.error("crashed")

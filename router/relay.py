@@ -183,8 +183,23 @@ class Relay:
 
     def failed(self, error: RouterError) -> None:
         self._connection = None
-        if not self._done.done():
+        if self._done.done():
+            return
+        if self._is_whole():
+            if self._framing is not Framing.PIECES:
+                self._write(http1.LAST_CHUNK)
+            self._done.set_result(None)
+        else:
             self._done.set_exception(error)
+
+    def _is_whole(self) -> bool:
+        """The worker broke off behind `[DONE]`: the client has it all, and no error may follow that."""
+        scanner = self._scanner
+        if scanner is None or not self.begun or not scanner.said_done:
+            return False
+        if self._framing is Framing.PIECES:
+            return self.response is not None and self.response.content_length is None
+        return self._can_place_event(scanner)
 
     def _begin(self, beginning: bytes, now: float) -> bytes:
         """Returns the head, unless it went out early."""

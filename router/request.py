@@ -8,14 +8,17 @@ from router.wire.http1 import RequestHead
 
 
 class Request:
-    """`endpoint` is set when the head was admitted, `error` when the request is refused unhandled."""
+    """`endpoint` is set when the head was admitted, `error` when the request is refused unhandled. Without a
+    `head` it was not read to its end."""
 
-    __slots__ = ("body", "endpoint", "error", "head", "num_bytes", "pieces", "received_at")
+    __slots__ = ("body", "endpoint", "error", "head", "num_bytes", "pieces", "received_at", "seen_head")
 
     def __init__(
         self, head: RequestHead | None, received_at: float, error: RouterError | None = None
     ) -> None:
         self.head = head
+        self.seen_head = head
+        """The head of a request that was not read to its end as well, where that much was understood."""
         self.received_at = received_at
         self.error = error
         self.endpoint: Endpoint | None = None

@@ -118,10 +118,9 @@ class RequestReader:
         assert length is not None
         if len(beginning) > length or length > self._limits.body_bytes:
             return False
-        request = Request(head, self._clock())
+        request = self.incoming = Request(head, self._clock())
         try:
             self._sink.head_arrived(request, num_bytes)
-            self.incoming = request
             self._missing_bytes = length
             self._collect_known(beginning)
         except RouterError as error:
@@ -210,12 +209,11 @@ class RequestReader:
             return
         version, keep_alive = parser.get_http_version(), parser.should_keep_alive()
         head = http1.read_request_head(parser.get_method(), self._url, version, keep_alive, self._headers)
+        request = self.incoming = Request(head, self._clock())
         if (head.content_length or 0) > self._limits.body_bytes:
             raise self._body_too_large()
         self._heads.append(head)
-        request = Request(head, self._clock())
         self._sink.head_arrived(request, len(self._url) + self._head_bytes)
-        self.incoming = request
 
     def on_body(self, piece: bytes) -> None:
         request = self.incoming

@@ -39,6 +39,9 @@ class Handler(Protocol):
     def failed(self, error: RouterError) -> None:
         """An error of the gateway's own was answered: count it."""
 
+    def refused(self, request: Request, error: RouterError) -> None:
+        """It was answered with this error and is not handled: log it."""
+
     def crashed(self) -> None:
         """`handle` failed through a defect."""
 

@@ -60,6 +60,11 @@ class Endpoint:
         """Whether the prompt, where it can be read, takes part in the choice of the worker."""
         return self.protocol is not Protocol.OTHER
 
+    @property
+    def event_protocol(self) -> Protocol:
+        """Whose events its streams are made of: a stored response may be streamed again."""
+        return Protocol.RESPONSES if self.kind is EndpointKind.STORED_RESPONSE else self.protocol
+
 
 _GET = ("GET", "HEAD")
 _INFERENCE = EndpointKind.INFERENCE

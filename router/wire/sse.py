@@ -22,6 +22,11 @@ _DELTA_EVENT = re.compile(rb'(?:^|[\r\n])(?:event: ?[\w.]*delta|data:[^\r\n]*"ty
 """Deltas of the responses protocol (`response.output_text.delta`) and of messages (`content_block_delta`).
 In the text of a model the quotes would be escaped."""
 
+_DONE = re.compile(rb"(?:^|[\r\n])data: ?\[DONE\][\r\n]*\Z")
+
+_TAIL_BYTES = 32
+"""As much of the last events is kept as holds `data: [DONE]` and the ends of its lines."""
+
 _NULL_USAGE = re.compile(rb'"usage"\s*:\s*null')
 
 
@@ -32,6 +37,7 @@ class SseScanner:
     __slots__ = (
         "_delta_events",
         "_is_oversize",
+        "_last",
         "_partial",
         "first_token_seen",
         "num_events",
@@ -42,6 +48,7 @@ class SseScanner:
         self._delta_events = delta_events
         self._partial = bytearray()
         self._is_oversize = False
+        self._last = b""
         self.first_token_seen = False
         self.num_events = 0
         """Data lines seen in whole events."""
@@ -53,6 +60,11 @@ class SseScanner:
         """Whether another event may be put here."""
         return not self._partial
 
+    @property
+    def said_done(self) -> bool:
+        """Whether the last event so far was `[DONE]`: the stream is whole, whatever becomes of the worker."""
+        return not self._partial and _DONE.search(self._last) is not None
+
     def feed(self, data: bytes) -> int:
         """Take the next body bytes; returns how many data lines became whole with them."""
         if self._partial or not data.endswith(b"\n\n"):
@@ -62,6 +74,7 @@ class SseScanner:
         num_events = data.count(b"\ndata:") + data.startswith(b"data:")
         if num_events:
             self.num_events += num_events
+            self._last = data[-_TAIL_BYTES:]
             if b'"usage"' in data:
                 self._keep_usage(data)
         if not self.first_token_seen:
@@ -74,6 +87,7 @@ class SseScanner:
         num_events = chunk.count(b"\ndata:")
         if num_events:
             self.num_events += num_events
+            self._last = chunk  # whole, and held by the connection too: a slice would cost more
             if b'"usage"' in chunk:
                 self._keep_usage(chunk)
         return num_events

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from tests.support.raw_worker import STREAM_HEAD, RawWorker, Script, WorkerSide, chunk
-from tests.support.relay import gateway, post
+from tests.support.relay import gateway, get, post
 
 CHAT = {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": "m"}
 CHAT_EVENT = b"data: %b\n\n" % orjson.dumps(
@@ -91,3 +91,29 @@ async def test_last_event_is_the_protocols_own(path: str, event: bytes, last: by
         assert answer.body.endswith(b"data: [DONE]\n\n") is (path == "/generate")
         if path == "/v1/responses":
             assert b'"sequence_number":2' in answer.body
+
+
+async def test_stored_response_that_is_streamed_again_breaks_off_in_its_own_protocol() -> None:
+    async with RawWorker(sends_and(RESPONSES_EVENT, dies=True)) as worker, gateway(worker) as running:
+        answer = await running.ask(get("/v1/responses/resp_1?stream=true"))
+        assert answer.body.startswith(RESPONSES_EVENT * 2 + b'event: error\ndata: {"type":"error","code":')
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+async def test_stream_that_said_done_is_whole(version: str) -> None:
+    """A worker that dies between `[DONE]` and the end of its chunks took nothing from the client."""
+
+    async def script(side: WorkerSide) -> None:
+        await side.send(STREAM_HEAD + chunk(CHAT_EVENT) + chunk(b"data: [DONE]\n\n"))
+        side.close()
+
+    async with RawWorker(script) as worker, gateway(worker) as running, running.client() as client:
+        await client.send(post().replace(b"HTTP/1.1", b"HTTP/%b" % version.encode()))
+        if version == "1.1":
+            assert (await client.answer()).body == CHAT_EVENT + b"data: [DONE]\n\n"
+            await client.send(get("/health"))
+            assert (await client.answer()).status == 200
+        else:
+            assert (await client.closed()).endswith(CHAT_EVENT + b"data: [DONE]\n\n")
+        assert running.counted("kvgate_requests_total", outcome="done") == 1
+        assert running.counted("kvgate_stream_errors_total") == 0

@@ -220,6 +220,30 @@ async def test_access_log(form: str, caplog: pytest.LogCaptureFixture) -> None:
             assert orjson.loads(text)["status"] == 200
 
 
+@pytest.mark.parametrize(
+    ("data", "method", "path", "status"),
+    [
+        (get("/v1/nothing", extra="X-Request-Id: mine\r\n"), "GET", "/v1/nothing", 404),
+        (get("/v1/chat/completions", extra="X-Request-Id: mine\r\n"), "GET", "/v1/chat/completions", 405),
+        (post(b"x" * 2000, extra="X-Request-Id: mine\r\n"), "POST", "/v1/completions", 413),
+        (get("/" + "x" * 9000), "", "", 414),
+    ],
+)
+async def test_what_its_head_refuses_stands_in_the_access_log_too(
+    data: bytes, method: str, path: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kvgate.access")
+    settings = Settings(policy="round_robin", access_log="json", max_body=1000)
+    async with RawWorker(GOOD) as worker, gateway(worker, settings=settings) as running:
+        assert (await running.ask(data)).status == status
+        (line,) = [orjson.loads(r.getMessage()) for r in caplog.records if r.name == "kvgate.access"]
+        expected = {"method": method, "path": path, "status": status, "outcome": "rejected", "attempts": 0}
+        assert {name: line[name] for name in expected} == expected
+        await running.ask(post())
+        *_, handled = [orjson.loads(r.getMessage()) for r in caplog.records if r.name == "kvgate.access"]
+        assert list(handled) == list(line)
+
+
 async def test_defect_of_the_gateway_is_answered_and_does_not_stop_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

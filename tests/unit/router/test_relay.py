@@ -169,6 +169,24 @@ async def test_broken_anywhere_the_client_sees_an_error_event_or_a_cut(body: byt
     assert num_placed
 
 
+@pytest.mark.parametrize("done", [chunk(b"data: [DONE]\n\n"), chunk(EVENTS[-1] + b"data: [DONE]\r\n\r\n")])
+async def test_broken_off_behind_done_the_answer_is_whole(done: bytes) -> None:
+    setup = Setup()
+    setup.receive(STREAM_HEAD + BODY[: -len(END_OF_CHUNKS)], done)
+    setup.connection.eof_received()
+    await setup.relay.ended()
+    assert setup.answer_body == BODY[: -len(END_OF_CHUNKS)] + done + END_OF_CHUNKS
+
+
+async def test_broken_off_in_the_end_itself_the_answer_is_cut() -> None:
+    setup = Setup()
+    setup.receive(STREAM_HEAD + BODY[: -len(END_OF_CHUNKS)], chunk(b"data: [DONE]\n\n"), b"0\r\n")
+    setup.connection.eof_received()
+    with pytest.raises(WorkerError) as failure:
+        await setup.relay.ended()
+    assert not setup.relay.cut_short(failure.value, Protocol.CHAT)
+
+
 @pytest.mark.parametrize("body", [b"hello", chunk(b"hello") + END_OF_CHUNKS])
 @pytest.mark.parametrize("is_cut", [True, False])
 async def test_body_in_the_answer_to_head_goes_nowhere(body: bytes, is_cut: bool) -> None:

@@ -149,3 +149,33 @@ def test_error_event_has_the_shape_of_its_protocol(
 
 def test_every_protocol_has_an_error_event() -> None:
     assert set(ERROR_EVENTS) == set(Protocol)
+
+
+@pytest.mark.parametrize("done", [DONE, b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+def test_done_is_the_last_word_however_it_is_split(done: bytes) -> None:
+    for cut in range(len(TOKEN), len(TOKEN + done)):
+        scanner = SseScanner(delta_events=False)
+        scanner.feed((TOKEN + done)[:cut])
+        assert not scanner.said_done
+        scanner.feed((TOKEN + done)[cut:])
+        assert scanner.said_done
+        scanner.feed(b"data: ")
+        assert not scanner.said_done
+
+
+@pytest.mark.parametrize(
+    "event", [TOKEN, b'data: {"text":"data: [DONE]"}\n\n', b"data: x[DONE]\n\n", b": [DONE]\n\n", b""]
+)
+def test_what_is_not_done(event: bytes) -> None:
+    scanner = SseScanner(delta_events=False)
+    scanner.feed(TOKEN + event)
+    assert not scanner.said_done
+
+
+def test_done_in_a_chunk_of_its_own() -> None:
+    scanner = SseScanner(delta_events=False)
+    scanner.feed(TOKEN)
+    scanner.feed_chunk(b"e\r\n" + DONE + b"\r\n")
+    assert scanner.said_done
+    scanner.feed_chunk(b"2f\r\n" + TOKEN + b"\r\n")
+    assert not scanner.said_done
