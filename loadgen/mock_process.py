@@ -21,6 +21,7 @@ from aiohttp import web
 
 from indexer.events import KvEvent
 from loadgen.engine import EngineModel, EngineSettings
+from loadgen.held_ports import HeldPorts
 from loadgen.mock_api import ApiError
 from loadgen.mock_driver import RealTimeDriver
 from loadgen.mock_events import EventPublisher
@@ -86,6 +87,7 @@ class MockWorker:
         self._config = config
         self._context = context
         self._port = config.port and config.port + index
+        self._held_ports = HeldPorts(config.host)
         self._refuses = False
         self._not_hung = asyncio.Event()
         self._not_hung.set()
@@ -126,6 +128,7 @@ class MockWorker:
 
     async def close(self) -> None:
         await self.stop()
+        self._held_ports.release()
         if self._runner is not None:
             await self._runner.cleanup()
 
@@ -133,6 +136,7 @@ class MockWorker:
         """A new incarnation: empty cache, event numbers from 0, a new start time."""
         assert self._runner is not None
         config = self._config
+        self._held_ports.release()
         self.num_incarnations += 1
         self.identity = Identity(
             model=config.model,
@@ -163,6 +167,8 @@ class MockWorker:
         if self._publisher is not None:
             await self._publisher.close()
             self._publisher = None
+            endpoints = (self.events_endpoint, self.replay_endpoint)
+            self._held_ports.hold([self._port, *(int(e.rpartition(":")[2]) for e in endpoints)])
 
     def publish(self, events: Sequence[KvEvent]) -> None:
         """Sends the next event message; the driver does it after each step that has events."""

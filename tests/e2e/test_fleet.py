@@ -406,7 +406,10 @@ async def test_a_preview_decides_and_leaves_no_trace(mocks) -> None:
 async def test_engine_metrics_carry_the_worker_and_gauges_are_read(mocks) -> None:
     async with serving(with_events(mocks)) as client:
         await client.complete(words("a"))
-        await eventually(lambda: row_of(client.gateway, "w0")["engine_gauges"]["running"] is not None)
+        for worker in ("w0", "w1"):  # each is looked at in its own time
+            await eventually(
+                lambda worker=worker: row_of(client.gateway, worker)["engine_gauges"]["running"] is not None
+            )
         text = await client.admin_text("/engine_metrics")
         for worker in ("w0", "w1"):
             assert f'vllm:num_requests_running{{worker="{worker}"' in text

@@ -232,7 +232,7 @@ async def test_slow_client_pauses_the_worker_and_gets_every_byte() -> None:
         await open_tunnel(client)
         client.writer.transport.pause_reading()
         (connection,) = running.server._connections
-        await stalled(lambda: sent)
+        await paused(running)
         assert sent < num_blocks
         # One read of the worker's bytes may come on top before it is paused.
         assert connection.transport.get_write_buffer_size() <= WRITE_BUFFER_HIGH + (256 << 10)
@@ -254,19 +254,19 @@ async def test_slow_worker_pauses_the_client_and_gets_every_byte() -> None:
     async with RawWorker(script) as worker, gateway(worker) as running, running.client() as client:
         await open_tunnel(client)
         sent = asyncio.ensure_future(client.send(data))
-        await stalled(client.writer.transport.get_write_buffer_size)
+        await paused(running)
+        await eventually(client.writer.transport.get_write_buffer_size)
         assert not sent.done()
         read_on.set()
         await sent
         assert await client.closed() == b"whole"
 
 
-async def stalled(progress: object) -> None:
-    """Wait until it is above 0 and no longer changes within the idle limit of these tests and some."""
-    await eventually(progress)
-    before = -1
-    while before != (before := progress()):
-        await asyncio.sleep(0.15)
+async def paused(running: Gateway) -> None:
+    """Wait until one side of the only tunnel takes bytes more slowly than they come."""
+    (connection,) = running.server._connections
+    ends = connection.relay._tunnel._client_end, connection.relay._tunnel._worker_end
+    await eventually(lambda: any(end.paused_at is not None for end in ends), what="a side is paused")
 
 
 async def test_client_that_takes_nothing_is_cut() -> None:

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from tests.support.relay import Gateway, gateway
+from tests.support.waiting import eventually
 
 Serve = Callable[[web.WebSocketResponse], Awaitable[None]]
 
@@ -175,9 +176,11 @@ async def test_slow_reader_gets_every_message() -> None:
         aiohttp.ClientSession() as session,
         connected(running, session) as ws,
     ):
-        before = -1
-        while before != (before := sent):  # nothing is read until the worker is held up
-            await asyncio.sleep(0.15)
+        (connection,) = running.server._connections
+        client_end = connection.relay._tunnel._client_end
+        await eventually(
+            lambda: client_end.paused_at is not None
+        )  # nothing is read until the worker is held up
         assert sent < num_messages
         for _ in range(num_messages):
             assert await ws.receive_str() == message
