@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -253,6 +255,25 @@ async def test_answer_that_ends_with_its_connection(tmp_path: Path) -> None:
     async with relay(script, tmp_path) as (_, running), running.client() as client:
         await client.send(post())
         assert (await client.answer()).body == b"[1,2]"
+
+
+async def test_answer_whose_end_lacks_the_farewell_of_tls_is_no_whole_one(tmp_path: Path) -> None:
+    """Anyone on the way can end a TCP connection; that its worker meant it, only `close_notify` says."""
+
+    async def script(side: WorkerSide) -> None:
+        await side.send(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n\r\n[1,2]")
+        await seen.wait()
+        with socket.socket(fileno=os.dup(side.writer.get_extra_info("socket").fileno())) as bare:
+            bare.shutdown(socket.SHUT_WR)
+        await side.peer_left()
+
+    seen = asyncio.Event()
+    async with relay(script, tmp_path) as (_, running), running.client() as client:
+        await client.send(post())
+        await client.reader.readuntil(chunk(b"[1,2]"))
+        seen.set()
+        assert await client.closed() == b"", "the end of the chunks would say that this was all"
+        assert running.counted("kvgate_requests_total", outcome="worker_failed") == 1
 
 
 class MuteWorker:
