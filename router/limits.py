@@ -49,6 +49,12 @@ SURPLUS_CONNECTIONS_MAX = 100
 LISTEN_BACKLOG = 4096
 """Connections that the kernel accepts before we do: a burst of clients after a deployment."""
 
+ACCEPTS_AT_ONCE = 64
+"""TLS connections taken in before the loop turns to other work: 2 ms."""
+
+NO_DESCRIPTORS_SECONDS = 1.0
+"""How long none is accepted after the system had no descriptor left."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayLimits:

@@ -23,6 +23,7 @@ from router.limits import (
     RelayLimits,
 )
 from router.request import Request
+from router.tls_listener import TlsListener, listening_sockets
 from router.wire import http1
 
 
@@ -67,7 +68,7 @@ class Server:
         self._max_connections = max_connections if max_connections is not None else default_max_connections()
         self._connections: set[ClientConnection] = set()
         self._collected_bytes = 0
-        self._listener: asyncio.Server | None = None
+        self._listener: asyncio.Server | TlsListener | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._emptied: asyncio.Event | None = None
 
@@ -90,19 +91,32 @@ class Server:
     async def start(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> None:
         """`::` is every address of the machine, IPv4 too. With `tls` connections begin with a handshake, of
         which a connection here hears when it is done. Raises OSError when the address cannot be had."""
-        listen = partial(
-            asyncio.get_running_loop().create_server,
-            lambda: ClientConnection(self),
-            backlog=LISTEN_BACKLOG,
-            ssl=tls,
-            ssl_handshake_timeout=self.limits.head_seconds if tls is not None else None,
-            ssl_shutdown_timeout=self.limits.client_write_seconds if tls is not None else None,
-        )
-        if host == "::":
-            self._listener = await listen(sock=_dual_stack_socket(port))
+        if tls is not None:
+            self._listener = await self._listen_tls(host, port, tls)
         else:
-            self._listener = await listen(host=host, port=port)
+            listen = partial(
+                asyncio.get_running_loop().create_server,
+                lambda: ClientConnection(self),
+                backlog=LISTEN_BACKLOG,
+            )
+            if host == "::":
+                self._listener = await listen(sock=_dual_stack_socket(port))
+            else:
+                self._listener = await listen(host=host, port=port)
         self._schedule_check()
+
+    async def _listen_tls(self, host: str, port: int, tls: ssl.SSLContext) -> TlsListener:
+        if host == "::":
+            sockets = [_dual_stack_socket(port)]
+            sockets[0].setblocking(False)
+        else:
+            sockets = await listening_sockets(host, port, LISTEN_BACKLOG)
+        return TlsListener(sockets, tls, lambda: ClientConnection(self), self._has_room, self.limits)
+
+    def _has_room(self, num_handshakes: int) -> bool:
+        """Whether one more handshake may begin: those under way count as connections."""
+        num_all = len(self._connections) + num_handshakes
+        return num_all < self._max_connections + SURPLUS_CONNECTIONS_MAX
 
     async def drain(self, seconds: float) -> bool:
         """Accept no more, let answers end within `seconds`, end the rest with an error where it can still be

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from router import server
 from router.limits import WRITE_BUFFER_HIGH
 from router.tls import server_context
 from tests.support.certificates import client_context, pair_files, worker_trust
@@ -371,6 +372,36 @@ async def test_plain_text_on_the_tls_port_is_dropped(tmp_path: Path) -> None:
 async def test_client_that_never_ends_its_handshake_is_dropped(tmp_path: Path) -> None:
     async with relay(waits, tmp_path, head_seconds=0.1) as (_, running):
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await reader.read() == b""
+        writer.close()
+
+
+async def silent_client(running: Gateway) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", running.port)
+
+
+async def test_handshakes_under_way_count_as_connections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "SURPLUS_CONNECTIONS_MAX", 0)
+    async with relay(answering(json_answer()), tmp_path, max_connections=2) as (_, running):
+        silent = [await silent_client(running) for _ in range(2)]
+        await eventually(lambda: running.server._listener.num_handshakes == 2)
+        reader, writer = await silent_client(running)
+        assert await reader.read() == b"", "closed, and not a byte of TLS said"
+        writer.close()
+        silent[0][1].close()
+        await eventually(lambda: running.server._listener.num_handshakes == 1)
+        assert (await running.ask(post())).status == 200
+        silent[1][1].close()
+
+
+async def test_drain_drops_handshakes_under_way(tmp_path: Path) -> None:
+    async with relay(waits, tmp_path) as (_, running):
+        reader, writer = await silent_client(running)
+        await eventually(lambda: running.server._listener.num_handshakes == 1)
+        assert await running.server.drain(60) is True
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
         writer.close()

@@ -25,6 +25,7 @@ TASKS: dict[str, str] = {
     "router/tasks.py": "start_task itself",
     "router/client_connection.py": "the connection holds its task and logs what fails",
     "router/dialing.py": "attempts are held until one has opened; the last one's failure is reported",
+    "router/tls_listener.py": "the listener holds its handshakes; failing is ordinary",
     "router/host_names.py": "a lookup is held by its name; failing is ordinary, and told to all who wait",
 }
 
