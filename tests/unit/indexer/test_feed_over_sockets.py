@@ -14,13 +14,13 @@ from indexer.trust import TrustLevel
 from tests.support.kv_publisher import KvPublisher
 from tests.support.vllm_events import batch, removed, stored
 from tests.support.waiting import eventually
+from tests.support.zmq_context import zmq_context
 
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context]:
-    made = zmq.Context()
-    yield made
-    made.term()
+    with zmq_context() as made:
+        yield made
 
 
 class Shell:

@@ -12,13 +12,13 @@ import zmq
 from indexer.subscriber import KvSubscriber
 from tests.support.kv_publisher import KvPublisher, number
 from tests.support.waiting import eventually
+from tests.support.zmq_context import zmq_context
 
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context]:
-    made = zmq.Context()
-    yield made
-    made.term()  # hangs, and so fails by its time limit, when a socket was left open
+    with zmq_context() as made:
+        yield made
 
 
 class Sink:
