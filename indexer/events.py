@@ -18,13 +18,24 @@ class Tier(StrEnum):
     DISK = "disk"
 
 
+class GroupKind(StrEnum):
+    """What a KV-cache group's layers need of a prefix to go on from its end: all blocks, those of the window
+    before the end, or the one state at the end. UNTOLD: the event does not say."""
+
+    FULL = "full"
+    WINDOW = "window"
+    STATE = "state"
+    UNTOLD = "untold"
+
+
 @dataclass(slots=True)
 class BlockStored:
     """Blocks that became resident, in prompt order.
 
-    `token_ids` holds block_tokens ids for every block, or none at all: an offloading tier names blocks that
-    the engine announced before. `extra[i]` is what besides tokens, adapter and salt identifies block i
-    (media), encoded; empty when no block has any. `group` is the engine's KV-cache group.
+    `token_ids` holds block_tokens ids for every block and `lookahead_tokens` more, which the last block's
+    hash covers too; or none at all: the event names blocks that others describe. `extra[i]` is what besides
+    tokens, adapter and salt identifies block i (media), encoded; empty when no block has any. `group` is the
+    engine's KV-cache group, `window_tokens` what its layers see under GroupKind.WINDOW.
     """
 
     block_hashes: Sequence[EngineHash]
@@ -36,6 +47,9 @@ class BlockStored:
     cache_salt: str = ""
     extra: Sequence[bytes] = ()
     group: int = 0
+    kind: GroupKind = GroupKind.FULL
+    window_tokens: int = 0
+    lookahead_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -39,8 +39,10 @@ class KvFeed:
     def __init__(self) -> None:
         self._indexes = {tier: RadixIndex() for tier in Tier}
         self.index = self._indexes[Tier.DEVICE]
+        self._group_indexes = {tier: RadixIndex() for tier in Tier}
         self._publishers: dict[Slot, Publisher] = {}
         self._exact_slots = 0
+        self._hybrid_slots = 0
         self._garbage: list[dict[int, BlockHash]] = []
 
     def add_publisher(
@@ -64,6 +66,7 @@ class KvFeed:
         self._publishers[slot] = Publisher(
             slot,
             self._indexes,
+            self._group_indexes,
             ADAPTERS[engine],
             base_model=base_model,
             expected=None if block_tokens is None else Layout(block_tokens, lookahead_tokens),
@@ -89,6 +92,7 @@ class KvFeed:
             publisher.forget()
             self._garbage += publisher.garbage
         self._exact_slots &= ~(1 << slot)
+        self._hybrid_slots &= ~(1 << slot)
 
     def connected(self, slot: Slot) -> list[RequestReplay]:
         """The event socket has a connection, for the first time or again."""
@@ -123,6 +127,8 @@ class KvFeed:
     def overlap(self, hashes: Sequence[BlockHash], candidates: int) -> OverlapScores:
         """Leading prompt blocks that each candidate (bitmask of slots) holds, by tier."""
         exact = candidates & self._exact_slots
+        if exact & self._hybrid_slots:
+            return self._overlap_of_hybrids(hashes, exact)
         device = self.index.match(hashes, exact)
         host = self._indexes[Tier.HOST].extend(hashes, exact, device)
         disk = self._indexes[Tier.DISK].extend(
@@ -131,6 +137,17 @@ class KvFeed:
             {slot: device.get(slot, 0) + host.get(slot, 0) for slot in device.keys() | host.keys()},
         )
         return OverlapScores(device, host, disk)
+
+    def _overlap_of_hybrids(self, hashes: Sequence[BlockHash], exact: int) -> OverlapScores:
+        """The same where some of the workers serve a hybrid model."""
+        others = self.overlap(hashes, exact & ~self._hybrid_slots)
+        columns = dict(others.device), dict(others.host), dict(others.disk)
+        for slot, publisher in self._publishers.items():
+            if exact & self._hybrid_slots & 1 << slot:
+                for column, depth in zip(columns, publisher.depths(hashes), strict=True):
+                    if depth:
+                        column[slot] = depth
+        return OverlapScores(*columns)
 
     def truncate(self, slot: Slot, hashes: Sequence[BlockHash]) -> int:
         """Drop a worker's claims on these blocks, which its engine reported as not held; returns how many."""
@@ -152,7 +169,8 @@ class KvFeed:
         if self._garbage:
             self._garbage.pop()
             return False
-        unswept = [index for index in self._indexes.values() if not index.sweep(SWEEP_BLOCKS)]
+        indexes = (*self._indexes.values(), *self._group_indexes.values())
+        unswept = [index for index in indexes if not index.sweep(SWEEP_BLOCKS)]
         return not unswept
 
     def is_free(self, slot: Slot) -> bool:
@@ -161,7 +179,7 @@ class KvFeed:
 
     def check(self) -> None:
         """Assert every invariant; O(size)."""
-        for index in self._indexes.values():
+        for index in (*self._indexes.values(), *self._group_indexes.values()):
             index.check()
         for slot, publisher in self._publishers.items():
             publisher.check()
@@ -174,6 +192,8 @@ class KvFeed:
         publisher = self._publishers[slot]
         if publisher.is_exact != bool(self._exact_slots >> slot & 1):
             self._exact_slots ^= 1 << slot
+        if bool(publisher.groups) != bool(self._hybrid_slots >> slot & 1):
+            self._hybrid_slots ^= 1 << slot
         if publisher.garbage:
             self._garbage += publisher.garbage
             publisher.garbage = []

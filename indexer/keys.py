@@ -6,8 +6,8 @@ seeds never agree on names, models and adapters of different paths give equal na
 a router keeps most blocks on one worker anyway. So an entry goes exactly when its worker lets it go, and a
 worker goes with its map.
 
-An engine does not merge equal blocks: it stores a block again when it computed it again, and removes it once
-per copy. Copies beyond the first are counted in a map of exceptions.
+vLLM does not merge equal blocks: it stores a block again when it computed it again, and removes it once per
+copy. Copies beyond the first are counted in a map of exceptions. SGLang's trees hold a block once.
 
 Memory of a block of one worker, index included: two dict entries of 27 to 54 bytes (as the dicts fill) and
 two integers of 32. Measured: 139 to 162 bytes for blocks that one worker holds, 107 to 121 for those of
@@ -39,9 +39,10 @@ def key_of(engine_hash: EngineHash) -> Key:
 class KeyMap:
     """The blocks of one slot in one index."""
 
-    def __init__(self, index: RadixIndex, slot: Slot) -> None:
+    def __init__(self, index: RadixIndex, slot: Slot, *, keeps_copies: bool = True) -> None:
         self._index = index
         self._slot = slot
+        self._keeps_copies = keeps_copies
         self._shards: list[dict[Key, BlockHash]] = [{} for _ in range(KEY_SHARDS)]
         self._copies: dict[Key, int] = {}  # beyond the first
 
@@ -96,6 +97,8 @@ class KeyMap:
             assert all(key >> _SHARD_SHIFT == number for key in shard), "a key is in its shard"
 
     def _add_copy(self, key: Key, block_hash: BlockHash) -> None:
+        if not self._keeps_copies:
+            return
         if self._index.holds(self._slot, block_hash):
             self._copies[key] = self._copies.get(key, 0) + 1
         else:  # the engine reported less than we claimed, so the copies counted so far were none

@@ -79,3 +79,22 @@ without closing is noticed within 20 s."""
 
 RECONNECT_SECONDS_MAX = 2.0
 """Attempts to connect back off from 0.1 s to this: a worker that came back is heard soon."""
+
+ORPHAN_MESSAGES = 1_000
+"""Messages for which a stored event waits for its parent. A parent that another tier announces comes within a
+few; one that was lost never comes, unless its prompt is computed anew."""
+
+ORPHAN_BLOCKS = 16_384
+"""Blocks that wait, per publisher: 262,144 tokens of 16 a block, two of the longest common contexts."""
+
+ORPHAN_BYTES = 16 << 20
+"""The same in bytes: with 100 workers in trouble at once, 1.6 GB at the worst."""
+
+ORPHAN_EVENT_BYTES = 200
+"""Estimated for a block that waits, besides its tokens: its names as integers, two dict entries."""
+
+ORPHAN_TOKEN_BYTES = 40
+"""Of a decoded token id in a list."""
+
+GROUPS = 64
+"""KV-cache groups of a model that are kept apart. Models of today have up to eight; the rest is counted."""

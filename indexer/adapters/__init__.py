@@ -7,14 +7,27 @@ One file per engine, one row in the table. `tests/contract/test_adapters.py` run
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from indexer.adapters import vllm
+from indexer.adapters import sglang, vllm
 from indexer.adapters.errors import MalformedFrame
 from indexer.events import EventBatch
 
-Adapter = Callable[[bytes], EventBatch]
-"""Decodes one payload. Raises MalformedFrame only when it is no batch at all."""
 
-ADAPTERS: dict[str, Adapter] = {"vllm": vllm.decode}
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`decode` reads one payload; it raises MalformedFrame only when that is no batch at all.
+
+    `keeps_copies`: the engine stores a block again when it computed it again, and removes it once per copy.
+    """
+
+    decode: Callable[[bytes], EventBatch]
+    keeps_copies: bool
+
+
+ADAPTERS: dict[str, Adapter] = {
+    "vllm": Adapter(vllm.decode, keeps_copies=True),
+    "sglang": Adapter(sglang.decode, keeps_copies=False),
+}
 
 __all__ = ["ADAPTERS", "Adapter", "MalformedFrame"]

@@ -1,46 +1,41 @@
-"""vLLM's KV events, every wire layout from 0.9.2 on.
+"""vLLM's KV events, every release from 0.9.2 to 0.33.
 
-A payload is a msgpack batch `[ts, events, data_parallel_rank]`; one development build sent it as a map. Up
-to 0.23 an event is an array that begins with its class name, and grew at the end; from 0.24 on it is a map
-with the key `type`. Hashes are signed ints (0.9.2, 0.10.0), unsigned ints, or byte strings. Elements at the
-end, keys and event types that are not known here are skipped, as later versions add some.
+Up to 0.23 an event is an array, which grew at the end; from 0.24 on it is a map. Hashes are signed ints
+(0.9.2, 0.10.0), unsigned ints, or byte strings.
 
-The two layouts are decoded by types in one pass. A batch in which one event does not fit is decoded a second
-time, event by event, so that the odd one alone is left out.
+What releases cannot tell:
 
-Before 0.17.1 an event does not say which cache salt its blocks were made with, so for those versions salted
-and unsalted prompts cannot be told apart.
+* Before 0.10.2 there is no medium, and before 0.14.1 an adapter is only a number, which no request can meet.
+* Before 0.17.1 an event does not say which cache salt its blocks were made with, so salted and unsalted
+  prompts cannot be told apart.
+* From 0.20.2 to 0.22.0 a group has a number and no kind: the first group seen counts, the others do not.
+* The groups of layers that do not see the whole prefix skip blocks: their events hold the tokens of all and
+  name only some, without saying which. So those name blocks that the main group's events describe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from indexer.adapters.errors import MalformedFrame
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, KvEvent, Tier
-from indexer.limits import EVENT_BLOCKS, EVENT_TOKENS, PAYLOAD_BYTES
+from indexer.adapters.reading import BatchReader, UnreadableRemoval, Unusable, tier_of
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, GroupKind, Tier
+from indexer.limits import EVENT_BLOCKS, EVENT_TOKENS
 
-_TIERS = {
-    None: Tier.DEVICE,
-    "GPU": Tier.DEVICE,
-    "CPU": Tier.HOST,
-    "CPU_PINNED": Tier.HOST,
-    "CPU_TIER1": Tier.HOST,
-    "CPU_TIER2": Tier.DISK,
-    "DISK": Tier.DISK,
-    "NVME": Tier.DISK,
-    "STORAGE": Tier.DISK,
+_KINDS = {
+    None: GroupKind.UNTOLD,
+    "sliding_window": GroupKind.WINDOW,
+    "sliding_window_mla": GroupKind.WINDOW,
+    "mamba": GroupKind.STATE,
 }
-"""The media that engines and their offloading connectors name. On a CPU build the device is called GPU
-too."""
+"""All others are taken for full attention, which never promises too much: also the chunked local kind, since
+no event says how long a chunk is."""
 
-_MAIN_GROUPS = frozenset({None, "full_attention", "mla"})
-"""Kinds of KV-cache groups whose blocks make a prefix reusable by themselves. Sliding windows and states of
-other layers come and go by their own rules."""
+_UNDECIDING_KINDS = frozenset({"encoder_only_attention", "cross_attention"})
+"""What these hold is no prefix of the prompt."""
 
 
 class _Stored(Struct, tag_field="type", tag="BlockStored"):
@@ -54,7 +49,9 @@ class _Stored(Struct, tag_field="type", tag="BlockStored"):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
     locality: str | None = None
+    lookahead_token_ids: list[list[int] | None] | None = None
 
 
 class _Removed(Struct, tag_field="type", tag="BlockRemoved"):
@@ -69,7 +66,7 @@ class _Cleared(Struct, tag_field="type", tag="AllBlocksCleared"):
 
 
 class _PositionalStored(Struct, tag="BlockStored", array_like=True):
-    """The order is the wire's; locality came after the arrays had gone."""
+    """The order is the wire's; locality and lookahead came after the arrays had gone."""
 
     block_hashes: list[int | bytes]
     parent_block_hash: int | bytes | None
@@ -81,9 +78,14 @@ class _PositionalStored(Struct, tag="BlockStored", array_like=True):
     extra_keys: list[list[Any] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
 
     @property
     def locality(self) -> None:
+        return None
+
+    @property
+    def lookahead_token_ids(self) -> None:
         return None
 
 
@@ -101,128 +103,18 @@ class _PositionalCleared(Struct, tag="AllBlocksCleared", array_like=True):
     pass
 
 
-class _Batch(Struct, array_like=True):
-    ts: float
-    events: list[_Stored | _Removed | _Cleared]
-    data_parallel_rank: int | None = None
-
-
-class _PositionalBatch(Struct, array_like=True):
-    ts: float
-    events: list[_PositionalStored | _PositionalRemoved | _PositionalCleared]
-    data_parallel_rank: int | None = None
-
-
-_TYPED_BATCHES = (msgspec.msgpack.Decoder(_Batch), msgspec.msgpack.Decoder(_PositionalBatch))
-_DECODE_ANYTHING = msgspec.msgpack.Decoder().decode
-_LAYOUTS: dict[type, dict[str, type[Struct]]] = {
-    dict: {"BlockStored": _Stored, "BlockRemoved": _Removed, "AllBlocksCleared": _Cleared},
-    list: {
-        "BlockStored": _PositionalStored,
-        "BlockRemoved": _PositionalRemoved,
-        "AllBlocksCleared": _PositionalCleared,
-    },
-}
-_ARRAY_OF_FLOAT_FIRST = (b"\x92\xcb", b"\x93\xcb")
-_EVENT_OFFSET = 11
-"""Where the first event begins in a batch `[float64, short array, ...]`."""
-
-
-class _Unusable(Exception):
-    """An event that is left out; the message is the reason it is counted under."""
-
-
-class _UnreadableRemoval(_Unusable):
-    """It may have named any block, so none can be believed any more."""
-
-
-def decode(payload: bytes) -> EventBatch:
-    """One message's payload as events. Raises MalformedFrame when it is no batch at all.
-
-    About 0.2 us for a block of 16 tokens.
-    """
-    if len(payload) > PAYLOAD_BYTES:
-        raise MalformedFrame(f"payload of {len(payload)} bytes, more than {PAYLOAD_BYTES}")
-    batch = _decode_typed(payload)
-    if batch is None:
-        return _decode_generic(payload)
-    return _translate(batch.events, batch.ts, batch.data_parallel_rank)
-
-
-def _decode_typed(payload: bytes) -> _Batch | _PositionalBatch | None:
-    for decoder in _TYPED_BATCHES if _first_event_is_map(payload) else reversed(_TYPED_BATCHES):
-        try:
-            return decoder.decode(payload)
-        except (msgspec.DecodeError, RecursionError):
-            continue
-    return None
-
-
-def _first_event_is_map(payload: bytes) -> bool:
-    """A look at one byte saves the wrong attempt; wrong guesses cost only time."""
-    if payload[:2] not in _ARRAY_OF_FLOAT_FIRST or len(payload) <= _EVENT_OFFSET:
-        return True
-    return not 0x90 <= payload[_EVENT_OFFSET] <= 0x9F
-
-
-def _decode_generic(payload: bytes) -> EventBatch:
-    try:
-        batch = _DECODE_ANYTHING(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
-        raise MalformedFrame(f"no msgpack: {error}") from None
-    if isinstance(batch, dict):
-        batch = [batch.get("ts"), batch.get("events"), batch.get("data_parallel_rank")]
-    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise MalformedFrame("no batch of the form [ts, events, rank]")
-    timestamp = float(batch[0]) if isinstance(batch[0], int | float) else 0.0
-    rank = batch[2] if len(batch) > 2 and isinstance(batch[2], int) else None
-    return _translate(batch[1], timestamp, rank)
-
-
-def _translate(raw_events: Sequence[Any], timestamp: float, rank: int | None) -> EventBatch:
-    events: list[KvEvent] = []
-    ignored: list[str] = []
-    for raw in raw_events:
-        try:
-            events.append(_event(raw))
-        except _UnreadableRemoval as reason:
-            events.append(AllBlocksCleared())
-            ignored.append(str(reason))
-        except _Unusable as reason:
-            ignored.append(str(reason))
-    return EventBatch(events, timestamp, rank, ignored)
-
-
-def _event(raw: object) -> KvEvent:
-    event = raw if isinstance(raw, Struct) else _convert(raw)
-    return _TRANSLATIONS[type(event)](event)
-
-
-def _convert(raw: object) -> Struct:
-    """One event of a batch that did not fit as a whole."""
-    name = raw.get("type") if isinstance(raw, dict) else raw[0] if isinstance(raw, list) and raw else None
-    layout = _LAYOUTS.get(type(raw), {})
-    if not isinstance(name, str) or name not in layout:
-        raise _Unusable("unknown_event")
-    try:
-        return msgspec.convert(raw, layout[name])
-    except msgspec.ValidationError:
-        if name == "BlockStored":
-            raise _Unusable("malformed_event") from None
-        raise _UnreadableRemoval("malformed_removal") from None
-
-
 def _stored(event: _Stored) -> BlockStored:
     tier = _tier(event)
-    if event.kv_cache_spec_kind not in _MAIN_GROUPS:
-        raise _Unusable("attention_group")
+    kind = _kind(event)
     num_blocks, num_tokens = len(event.block_hashes), len(event.token_ids)
     if num_blocks > EVENT_BLOCKS or num_tokens > EVENT_TOKENS:
-        raise _Unusable("too_large")
-    if event.block_size < 1 or num_tokens not in (0, num_blocks * event.block_size):
-        raise _Unusable("token_count")
+        raise Unusable("too_large")
+    if num_tokens and (event.block_size < 1 or num_tokens != num_blocks * event.block_size):
+        if kind is not GroupKind.WINDOW and kind is not GroupKind.STATE:
+            raise Unusable("token_count")
+        event.token_ids = []  # some blocks were skipped: see above
     cache_salt, extra = _identity(event)
-    return BlockStored(
+    stored = BlockStored(
         block_hashes=event.block_hashes,
         parent_hash=event.parent_block_hash,
         token_ids=event.token_ids,
@@ -232,12 +124,17 @@ def _stored(event: _Stored) -> BlockStored:
         cache_salt=cache_salt,
         extra=extra,
         group=event.group_idx or 0,
+        kind=kind,
+        window_tokens=event.kv_cache_spec_sliding_window or 0,
     )
+    if event.lookahead_token_ids and stored.token_ids:
+        _add_lookahead(stored, event.lookahead_token_ids)
+    return stored
 
 
 def _removed(event: _Removed) -> BlockRemoved:
     if len(event.block_hashes) > EVENT_BLOCKS:
-        raise _UnreadableRemoval("too_large")
+        raise UnreadableRemoval("too_large")
     return BlockRemoved(event.block_hashes, _tier(event), event.group_idx or 0)
 
 
@@ -246,12 +143,21 @@ def _cleared(_event: _Cleared) -> AllBlocksCleared:
 
 
 def _tier(event: _Stored | _Removed) -> Tier:
+    """Whatever secondary tier owns a block (`ownership`), it counts where the medium is the worker's own."""
     if event.locality == "REMOTE":
-        raise _Unusable("remote")
-    tier = _TIERS.get(event.medium)
-    if tier is None:
-        raise _Unusable("medium")
-    return tier
+        raise Unusable("remote")
+    return tier_of(event.medium)
+
+
+def _kind(event: _Stored) -> GroupKind:
+    if event.kv_cache_spec_kind in _UNDECIDING_KINDS:
+        raise Unusable("attention_group")
+    if event.group_idx is None and event.kv_cache_spec_kind is None:
+        return GroupKind.FULL  # there are no groups yet
+    kind = _KINDS.get(event.kv_cache_spec_kind, GroupKind.FULL)
+    if kind is GroupKind.WINDOW and not event.kv_cache_spec_sliding_window:
+        return GroupKind.FULL  # windows of several lengths: how much is needed is not known
+    return kind
 
 
 def _adapter(event: _Stored) -> str:
@@ -284,11 +190,23 @@ def _identity(event: _Stored) -> tuple[str, Sequence[bytes]]:
     return salt, extra if any(extra) else ()
 
 
-_TRANSLATIONS: dict[type, Callable[[Any], KvEvent]] = {
-    _Stored: _stored,
-    _PositionalStored: _stored,
-    _Removed: _removed,
-    _PositionalRemoved: _removed,
-    _Cleared: _cleared,
-    _PositionalCleared: _cleared,
-}
+def _add_lookahead(stored: BlockStored, lookahead: Sequence[Sequence[int] | None]) -> None:
+    """The tokens behind each block that its hash covers too: the next block's first, and for the last block
+    some that are in no block yet. Raises Unusable where they do not fit together."""
+    last = list(lookahead[-1] or ())
+    following = [*stored.token_ids, *last]
+    size = stored.block_tokens
+    starts = range(size, len(stored.token_ids) + 1, size)
+    if len(lookahead) != len(starts) or len(last) > size:
+        raise Unusable("lookahead")
+    for start, tokens in zip(starts, lookahead, strict=True):
+        if following[start : start + len(last)] != list(tokens or ()):
+            raise Unusable("lookahead")
+    stored.token_ids = following
+    stored.lookahead_tokens = len(last)
+
+
+decode = BatchReader(
+    maps={_Stored: _stored, _Removed: _removed, _Cleared: _cleared},
+    arrays={_PositionalStored: _stored, _PositionalRemoved: _removed, _PositionalCleared: _cleared},
+).decode

@@ -1,8 +1,9 @@
 """The index behind the feed against an oracle of dictionaries and sets, under any sequence of events.
 
 The oracle keeps, per worker, the paths (tuples of blocks from the prompt's start) that the engine has named,
-how many copies of each, and which of them are claimed. It has the feed's rules: a store whose parent was
-never named is dropped, a claim withdrawn by a report is counted anew by the next store.
+how many copies of each, and which of them are claimed. It has the feed's rules: a store whose parent is not
+known waits for it, what is removed while it waits is never claimed, a claim withdrawn by a report is counted
+anew by the next store.
 """
 
 from __future__ import annotations
@@ -50,10 +51,22 @@ class Oracle:
     def __init__(self) -> None:
         self.copies: dict[Path, int] = {}
         self.claimed: set[Path] = set()
+        self.waiting: list[tuple[Path, int, set[Path]]] = []  # path, start, removed meanwhile
 
     def store(self, path: Path, start: int) -> None:
         if start and prefix(path, start) not in self.copies:
+            self.waiting.append((path, start, set()))
             return
+        self.claim(path, start)
+        gone = []
+        while found := next((w for w in self.waiting if prefix(w[0], w[1]) in self.copies), None):
+            self.waiting.remove(found)
+            self.claim(*found[:2])
+            gone += found[2]
+        for block in gone:
+            self.remove(block)
+
+    def claim(self, path: Path, start: int) -> None:
         for end in range(start + 1, len(path[1]) + 1):
             block = prefix(path, end)
             held = block in self.copies and block in self.claimed
@@ -66,6 +79,12 @@ class Oracle:
             if not self.copies[block]:
                 del self.copies[block]
                 self.claimed.discard(block)
+            return
+        for path, start, gone in self.waiting:
+            named = {prefix(path, end) for end in range(start + 1, len(path[1]) + 1)}
+            if block in named - gone:
+                gone.add(block)
+                return
 
     def depth(self, path: Path) -> int:
         lengths = range(1, len(path[1]) + 1)

@@ -21,7 +21,7 @@ PLUG_POINTS: dict[str, tuple[set[str], set[str]]] = {
         {policy.__module__.removeprefix("policies.") for policy in POLICIES.values()},
         {"base", "costs", "limits", "parameters", "types"},
     ),
-    "indexer/adapters": (set(ADAPTERS), {"errors"}),
+    "indexer/adapters": (set(ADAPTERS), {"errors", "reading"}),
     "router/engines": (
         set(ENGINES),
         {"describe", "facts", "gauges", "http", "limits", "metrics_text", "sessions", "tokenize"},

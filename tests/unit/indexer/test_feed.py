@@ -156,35 +156,6 @@ def test_clearing_empties_every_tier(feed: KvFeed, worker: Worker) -> None:
     assert (scores.device, scores.host) == ({}, {})
 
 
-def test_only_the_first_main_group_counts(worker: Worker) -> None:
-    worker.publish(
-        stored([1, 2, 3], PROMPT, group_idx=1),
-        stored([1, 2, 3], PROMPT, group_idx=2),
-        removed(3, group_idx=0),
-        removed(3, group_idx=2),
-    )
-    assert worker.depth(chain()) == 3
-    assert worker.stats.ignored == {"attention_group": 3}
-    worker.publish(removed(3, group_idx=1))
-    assert worker.depth(chain()) == 2
-
-
-def test_a_removal_chooses_no_group(worker: Worker) -> None:
-    """A stream may be joined at any message, such as one of a sliding window."""
-    worker.publish(removed(9, group_idx=3), stored([1, 2, 3], PROMPT, group_idx=0))
-    assert worker.depth(chain()) == 3
-
-
-def test_sliding_windows_are_left_out(worker: Worker) -> None:
-    worker.publish(
-        stored([1], PROMPT[:4], group_idx=1, kv_cache_spec_kind="sliding_window"),
-        stored([1], PROMPT[:4], group_idx=0),
-        removed(1, group_idx=1),
-    )
-    assert worker.depth(chain()) == 1
-    assert worker.stats.ignored == {"attention_group": 2}
-
-
 def test_the_layout_is_learnt_from_the_device(feed: KvFeed, worker: Worker) -> None:
     assert feed.layout(0) is None
     worker.publish(stored([9], [0] * 16, block_tokens=16, medium="DISK"))
@@ -217,7 +188,7 @@ def test_two_block_sizes_on_the_device_degrade_the_worker(feed: KvFeed, worker: 
     worker.publish(stored([1], PROMPT[:4]))
     worker.publish(stored([2], [0] * 16, block_tokens=16))
     assert worker.depth(chain()) == 0
-    assert feed.trust(0) == Trust(TrustLevel.DEGRADED, "worker stores blocks of 4 and of 16 tokens")
+    assert feed.trust(0) == Trust(TrustLevel.DEGRADED, "worker stores blocks of 4 tokens and of 16 tokens")
     assert worker.stats.ignored == {"block_size": 1}
     worker.sequence = -1  # another engine process
     worker.publish(stored([1, 2], PROMPT[:8]))

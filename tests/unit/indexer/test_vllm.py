@@ -6,14 +6,14 @@ import msgspec
 import pytest
 
 from indexer import limits
-from indexer.adapters import vllm
+from indexer.adapters import reading, vllm
 from indexer.adapters.errors import MalformedFrame
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent, Tier
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, GroupKind, KvEvent, Tier
 from tests.support.vllm_events import batch, cleared, removed, stored
 
 TOKENS = [7, 8, 9, 10]
 
-# release -> (events as that release encodes them, the hashes they name)
+# release -> (events as that release encodes them, the hash they name)
 LAYOUTS = {
     "0.9.2": (["BlockStored", [-5], None, TOKENS, 4, None], ["BlockRemoved", [-5]], -5),
     "0.10.2": (["BlockStored", [5], None, TOKENS, 4, None, "GPU"], ["BlockRemoved", [5], "GPU"], 5),
@@ -60,7 +60,7 @@ LAYOUTS = {
         5,
     ),
     "0.30.0": (stored([5], TOKENS, session_id="s-1"), removed(5), 5),
-    "0.33.0": (stored([5], TOKENS, lookahead_token_ids=[[11]]), removed(5), 5),
+    "0.33.0": (stored([5], TOKENS, lookahead_token_ids=None), removed(5), 5),
     "a later one": (
         stored([5], TOKENS, field_of_the_future={"a": [1]}),
         removed(5, field_of_the_future=1),
@@ -79,8 +79,9 @@ def test_every_layout(layout: str) -> None:
     store, remove, engine_hash = LAYOUTS[layout]
     clear = cleared() if isinstance(store, dict) else ["AllBlocksCleared"]
     decoded = vllm.decode(batch(store, remove, clear, timestamp=12.5, rank=3))
+    kind = GroupKind.UNTOLD if layout == "0.20.2" else GroupKind.FULL
     assert decoded.events == [
-        BlockStored([engine_hash], None, TOKENS, 4),
+        BlockStored([engine_hash], None, TOKENS, 4, kind=kind),
         BlockRemoved([engine_hash]),
         AllBlocksCleared(),
     ]
@@ -114,7 +115,7 @@ def test_what_is_no_batch_is_malformed(payload: bytes) -> None:
 
 
 def test_a_payload_beyond_the_bound_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm, "PAYLOAD_BYTES", 10)
+    monkeypatch.setattr(reading, "PAYLOAD_BYTES", 10)
     with pytest.raises(MalformedFrame, match="more than 10"):
         vllm.decode(batch(removed(1)))
 
@@ -130,6 +131,7 @@ def only(event: object) -> tuple[list[KvEvent], list[str]]:
         (None, Tier.DEVICE),
         ("GPU", Tier.DEVICE),
         ("CPU", Tier.HOST),
+        ("cpu", Tier.HOST),
         ("CPU_PINNED", Tier.HOST),
         ("DISK", Tier.DISK),
         ("STORAGE", Tier.DISK),
@@ -145,12 +147,18 @@ def test_tiers(medium: str | None, tier: Tier) -> None:
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
-        (stored([1], TOKENS, medium="EXTERNAL"), "medium"),
-        (removed(1, medium="EXTERNAL"), "medium"),
+        (stored([1], TOKENS, medium="EXTERNAL"), "external"),
+        (removed(1, medium="EXTERNAL"), "external"),
+        (stored([1], TOKENS, medium="TAPE"), "medium"),
+        (removed(1, medium="TAPE"), "medium"),
         (stored([1], TOKENS, locality="REMOTE"), "remote"),
         (removed(1, locality="REMOTE"), "remote"),
-        (stored([1], TOKENS, kv_cache_spec_kind="sliding_window"), "attention_group"),
-        (stored([1], TOKENS, kv_cache_spec_kind="mamba"), "attention_group"),
+        (stored([1], TOKENS, kv_cache_spec_kind="cross_attention"), "attention_group"),
+        (stored([1], TOKENS, kv_cache_spec_kind="encoder_only_attention"), "attention_group"),
+        (stored([1], TOKENS, lookahead_token_ids=[[11], [12]]), "lookahead"),
+        (stored([1], TOKENS, lookahead_token_ids=[[11] * 5]), "lookahead"),
+        (stored([1, 2], TOKENS * 2, lookahead_token_ids=[[8], [11]]), "lookahead"),
+        (stored([1, 2], TOKENS * 2, lookahead_token_ids=[None, [11]]), "lookahead"),
         (stored([1, 2], TOKENS), "token_count"),
         (stored([1], TOKENS, block_tokens=0), "token_count"),
         (stored([1], TOKENS, block_size=-4), "token_count"),
@@ -175,9 +183,49 @@ def test_a_removal_that_cannot_be_read_may_mean_any_block(event: object) -> None
     assert only(event) == ([AllBlocksCleared()], ["malformed_removal"])
 
 
-def test_mla_is_a_main_group() -> None:
-    [event], _ = only(stored([1], TOKENS, kv_cache_spec_kind="mla", group_idx=2))
-    assert event.group == 2
+@pytest.mark.parametrize(
+    ("fields", "kind", "window"),
+    [
+        ({"kv_cache_spec_kind": "full_attention"}, GroupKind.FULL, 0),
+        ({"kv_cache_spec_kind": "mla_attention"}, GroupKind.FULL, 0),
+        ({"kv_cache_spec_kind": "sink_full_attention"}, GroupKind.FULL, 0),
+        ({"kv_cache_spec_kind": "chunked_local_attention"}, GroupKind.FULL, 0),
+        ({"kv_cache_spec_kind": "one of the future"}, GroupKind.FULL, 0),
+        (
+            {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 128},
+            GroupKind.WINDOW,
+            128,
+        ),
+        (
+            {"kv_cache_spec_kind": "sliding_window_mla", "kv_cache_spec_sliding_window": 8},
+            GroupKind.WINDOW,
+            8,
+        ),
+        ({"kv_cache_spec_kind": "sliding_window"}, GroupKind.FULL, 0),
+        ({"kv_cache_spec_kind": "mamba"}, GroupKind.STATE, 0),
+        ({"kv_cache_spec_kind": None}, GroupKind.UNTOLD, 0),
+        ({"kv_cache_spec_kind": None, "group_idx": None}, GroupKind.FULL, 0),
+    ],
+    ids=str,
+)
+def test_kinds_of_groups(fields: dict, kind: GroupKind, window: int) -> None:
+    [event], _ = only(stored([1], TOKENS, **{"group_idx": 2, **fields}))
+    assert (event.kind, event.window_tokens) == (kind, window)
+    assert event.group == (fields.get("group_idx", 2) or 0)
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "mamba"])
+def test_groups_that_skip_blocks_only_name_the_others(kind: str) -> None:
+    """The tokens are those of all blocks, and nothing says which were skipped."""
+    fields = {"kv_cache_spec_kind": kind, "kv_cache_spec_sliding_window": 8, "group_idx": 1}
+    [event], ignored = only(stored([3], TOKENS * 3, extra_keys=[None], **fields))
+    assert (event.block_hashes, event.token_ids, event.block_tokens, ignored) == ([3], [], 4, [])
+
+
+def test_lookahead_continues_the_tokens() -> None:
+    [event], _ = only(stored([1, 2], [*TOKENS, *TOKENS], lookahead_token_ids=[[7, 8], [11, 12]]))
+    assert event.token_ids == [*TOKENS, *TOKENS, 11, 12]
+    assert event.lookahead_tokens == 2
 
 
 def test_events_beyond_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,9 +237,10 @@ def test_events_beyond_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert only(stored([1], TOKENS)) == ([], ["too_large"])
 
 
-def test_offloaded_blocks_come_without_tokens() -> None:
-    [event], _ = only(stored([1, 2], [], medium="CPU"))
-    assert event == BlockStored([1, 2], None, [], 4, Tier.HOST)
+@pytest.mark.parametrize("block_size", [4, 0])
+def test_offloaded_blocks_come_without_tokens(block_size: int) -> None:
+    [event], _ = only(stored([1, 2], [], medium="CPU", block_size=block_size))
+    assert event == BlockStored([1, 2], None, [], block_size, Tier.HOST)
 
 
 @pytest.mark.parametrize(
