@@ -77,12 +77,12 @@ class KvFeed:
     def layout(self, slot: Slot) -> Layout | None:
         """How the worker cuts its blocks, as its device's events show; None before the first of them."""
         publisher = self._publishers.get(slot)
-        return publisher.layout if publisher else None
+        return publisher.layouts.known if publisher else None
 
     def expect(self, slot: Slot, layout: Layout) -> None:
         """From now on the worker is matched with prompts cut like this. What it holds stays: blocks are
         hashed as the worker cuts them, whatever was expected."""
-        self._publishers[slot].expected = layout
+        self._publishers[slot].layouts.expect(layout)
         self._finish_step(slot, [])
 
     def remove_publisher(self, slot: Slot) -> None:
@@ -192,7 +192,7 @@ class KvFeed:
         publisher = self._publishers[slot]
         if publisher.is_exact != bool(self._exact_slots >> slot & 1):
             self._exact_slots ^= 1 << slot
-        if bool(publisher.groups) != bool(self._hybrid_slots >> slot & 1):
+        if bool(publisher.groups.others) != bool(self._hybrid_slots >> slot & 1):
             self._hybrid_slots ^= 1 << slot
         if publisher.garbage:
             self._garbage += publisher.garbage

@@ -24,10 +24,13 @@ from dataclasses import dataclass, replace
 from math import lcm
 
 from indexer.blocks import BlockHash
-from indexer.events import BlockStored, GroupKind, Tier
+from indexer.events import BlockRemoved, BlockStored, GroupKind, Tier
 from indexer.keys import Key, KeyMap
 from indexer.limits import GROUPS
 from indexer.radix import RadixIndex, Slot
+
+_TIERS = tuple(Tier)
+"""From the nearest to the furthest."""
 
 Held = Callable[[int], bool]
 """Whether the block at a position of the prompt (from 0) is held."""
@@ -101,35 +104,65 @@ class Group:
 
 
 class Groups:
-    """The groups of one worker besides the main one. False when there are none.
+    """Which group of one worker an event speaks of.
 
-    `indexes`, by tier, are for groups alone, of all workers.
+    The main group is the first that needs every block; `main_maps` and `main_indexes` are its. The indexes of
+    the other groups hold those of all workers.
     """
 
-    def __init__(self, slot: Slot, indexes: Mapping[Tier, RadixIndex]) -> None:
+    def __init__(
+        self,
+        slot: Slot,
+        main_maps: Mapping[Tier, KeyMap],
+        main_indexes: Mapping[Tier, RadixIndex],
+        indexes: Mapping[Tier, RadixIndex],
+    ) -> None:
         self._slot = slot
+        self._main_maps = main_maps
+        self._main_indexes = main_indexes
         self._indexes = indexes
-        self._groups: dict[int, Group] = {}
+        self._main: int | None = None
+        self.others: dict[int, Group] = {}
+        """Besides the main one, as the engine numbers them."""
 
-    def __bool__(self) -> bool:
-        return bool(self._groups)
+    def is_main(self, number: int) -> bool:
+        """Whether the engine calls the main group so."""
+        return number == self._main
+
+    def map_for(self, event: BlockStored) -> KeyMap | None:
+        """Where the event's blocks are held; None for a group of which too little is known."""
+        if event.group == self._main or self._becomes_main(event):
+            return self._main_maps[event.tier]
+        group = self._learn(event)
+        return group.map_of(event.tier) if group else None
+
+    def map_for_removal(self, event: BlockRemoved) -> KeyMap | None:
+        """The same; None for a group that holds nothing."""
+        if event.group == self._main:
+            return self._main_maps[event.tier]
+        group = self.others.get(event.group)
+        return group.map_of(event.tier) if group else None
+
+    def _becomes_main(self, event: BlockStored) -> bool:
+        if self._main is not None or event.kind in (GroupKind.WINDOW, GroupKind.STATE):
+            return False
+        if event.kind is GroupKind.UNTOLD and not event.token_ids:
+            return False  # blocks of any group, named by an offloading tier
+        self._main = event.group
+        return True
 
     def maps(self) -> Iterator[KeyMap]:
         """Of all groups and tiers."""
-        for group in self._groups.values():
+        for group in self.others.values():
             yield from group.maps.values()
 
-    def get(self, number: int) -> Group | None:
-        """The group that the engine calls so, if it is one of these."""
-        return self._groups.get(number)
-
-    def learn(self, event: BlockStored) -> Group | None:
+    def _learn(self, event: BlockStored) -> Group | None:
         """The event's group, as it says; None when it says too little or there are too many groups."""
-        group = self._groups.get(event.group)
-        if group is None and event.kind is not GroupKind.UNTOLD and len(self._groups) < GROUPS:
+        group = self.others.get(event.group)
+        if group is None and event.kind is not GroupKind.UNTOLD and len(self.others) < GROUPS:
             described = replace(event, block_hashes=(), token_ids=(), extra=())
-            lane = self._slot * GROUPS + len(self._groups)
-            group = self._groups[event.group] = Group(lane, described, self._indexes)
+            lane = self._slot * GROUPS + len(self.others)
+            group = self.others[event.group] = Group(lane, described, self._indexes)
         return group
 
     def block_hash(self, key: Key) -> BlockHash | None:
@@ -137,27 +170,44 @@ class Groups:
         known = (key_map.block_hash(key) for key_map in self.maps())
         return next((block_hash for block_hash in known if block_hash is not None), None)
 
-    def longest(
-        self, hashes: Sequence[BlockHash], main_run: int, block_tokens: int, tiers: Collection[Tier]
-    ) -> int:
-        """How many leading blocks can be gone on from, of the `main_run` that the main group supports, with
-        what these tiers hold. `block_tokens` are the main group's."""
+    def depths(self, hashes: Sequence[BlockHash], block_tokens: int) -> tuple[int, int, int]:
+        """How many leading blocks the device supports, and how many more host and disk do. `block_tokens` are
+        the main group's."""
+        device, host, disk = (
+            self._longest(hashes, block_tokens, _TIERS[:num_tiers]) for num_tiers in range(1, len(_TIERS) + 1)
+        )
+        return device, host - device, disk - host
+
+    def _longest(self, hashes: Sequence[BlockHash], block_tokens: int, tiers: Collection[Tier]) -> int:
+        """How many leading blocks can be gone on from with what these tiers hold."""
         rules = [
             (Need.of(group.event, block_tokens), _held(group, hashes, tiers))
-            for group in self._groups.values()
+            for group in self.others.values()
         ]
         alignment = lcm(*(need.step for need, _ in rules))
-        length, before = main_run - main_run % alignment, -1
+        length, before = self._main_run(hashes, tiers), -1
+        length -= length % alignment
         while length != before:
             before = length
             for need, held in rules:
                 length = need.longest(held, length, alignment)
         return length
 
+    def _main_run(self, hashes: Sequence[BlockHash], tiers: Collection[Tier]) -> int:
+        """Leading blocks that the main group holds; all, in a model without such a group."""
+        if self._main is None:
+            return len(hashes)
+        indexes = [self._main_indexes[tier] for tier in tiers]
+        for position, block_hash in enumerate(hashes):
+            if not any(index.holds(self._slot, block_hash) for index in indexes):
+                return position
+        return len(hashes)
+
     def clear(self) -> list[dict[Key, BlockHash]]:
-        """Forget all, the groups themselves included; returns what was held, as KeyMap.clear does."""
+        """Forget the groups and what those besides the main one hold; returns that, as KeyMap.clear does."""
         garbage = [shard for key_map in self.maps() for shard in key_map.clear()]
-        self._groups = {}
+        self.others = {}
+        self._main = None
         return garbage
 
     def check(self) -> None:

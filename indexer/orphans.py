@@ -40,7 +40,8 @@ class Orphans:
     """Those of one publisher. Messages are numbered by the caller, in their order."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Key, list[Orphan]] = {}
+        self.waiting: dict[Key, list[Orphan]] = {}
+        """By the block that they need."""
         self._in_order: OrderedDict[int, Orphan] = OrderedDict()
         self._of_block: dict[Key, list[Orphan]] = {}
         self._num_blocks = 0
@@ -55,7 +56,7 @@ class Orphans:
         """Let an event wait."""
         num_bytes = ORPHAN_EVENT_BYTES * len(event.block_hashes) + ORPHAN_TOKEN_BYTES * len(event.token_ids)
         orphan = Orphan(needed, event, num_bytes, message)
-        self._waiting.setdefault(needed, []).append(orphan)
+        self.waiting.setdefault(needed, []).append(orphan)
         self._in_order[id(orphan)] = orphan
         for engine_hash in event.block_hashes:
             self._of_block.setdefault(key_of(engine_hash), []).append(orphan)
@@ -66,7 +67,7 @@ class Orphans:
 
     def take(self, known: Iterable[Key]) -> list[Orphan]:
         """Those that waited for one of these blocks; they wait no longer."""
-        found = [orphan for key in known for orphan in self._waiting.get(key, ())]
+        found = [orphan for key in known for orphan in self.waiting.get(key, ())]
         for orphan in found:
             self._leave(orphan)
         return found
@@ -91,7 +92,7 @@ class Orphans:
     def clear(self) -> None:
         """Drop all."""
         self.num_dropped += len(self._in_order)
-        self._waiting.clear()
+        self.waiting.clear()
         self._in_order.clear()
         self._of_block.clear()
         self._num_blocks = self.num_bytes = 0
@@ -99,7 +100,7 @@ class Orphans:
     def check(self) -> None:
         """Assert every invariant; O(size)."""
         orphans = list(self._in_order.values())
-        assert sum(map(len, self._waiting.values())) == len(orphans), "each waits for one block"
+        assert sum(map(len, self.waiting.values())) == len(orphans), "each waits for one block"
         assert self._num_blocks == sum(len(orphan.event.block_hashes) for orphan in orphans)
         assert self.num_bytes == sum(orphan.num_bytes for orphan in orphans)
         assert self._num_blocks == sum(map(len, self._of_block.values())), "each block is found by its name"
@@ -110,7 +111,7 @@ class Orphans:
 
     def _leave(self, orphan: Orphan) -> None:
         del self._in_order[id(orphan)]
-        _take_out(self._waiting, orphan.needed, orphan)
+        _take_out(self.waiting, orphan.needed, orphan)
         for engine_hash in orphan.event.block_hashes:
             _take_out(self._of_block, key_of(engine_hash), orphan)
         self._num_blocks -= len(orphan.event.block_hashes)

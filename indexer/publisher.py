@@ -12,17 +12,15 @@ from dataclasses import dataclass, field, replace
 
 from indexer.adapters import Adapter, MalformedFrame
 from indexer.blocks import TOKEN_BYTES, BlockHash, Layout, chain_block_hashes, pack_tokens, root_seed
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, GroupKind, Tier
-from indexer.groups import Group, Groups
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Tier
+from indexer.groups import Groups
 from indexer.keys import Key, KeyMap, key_of
+from indexer.layouts import LayoutWatch
 from indexer.limits import NAMESPACES
 from indexer.orphans import Orphans
 from indexer.radix import RadixIndex, Slot
 from indexer.sequencer import Apply, Forget, Message, Sequencer, Step
 from indexer.trust import Trust, TrustLevel
-
-_TIERS = tuple(Tier)
-"""From the nearest to the furthest."""
 
 
 @dataclass(slots=True)
@@ -69,11 +67,7 @@ class Publisher:
         self.stats = FeedStats()
         self.garbage: list[dict[Key, BlockHash]] = []
         """Forgotten entries, for their memory to be given back in slices."""
-        self.expected = expected
-        """How prompts are cut that this worker is matched with; None while nobody knows."""
-        self.layout: Layout | None = None
-        """How the worker cuts its blocks: the device's first event says it."""
-        self.groups = Groups(slot, group_indexes)
+        self.layouts = LayoutWatch(expected)
         self.orphans = Orphans()
         self._slot = slot
         self._decode = adapter.decode
@@ -83,20 +77,19 @@ class Publisher:
         self._maps = {
             tier: KeyMap(index, slot, keeps_copies=adapter.keeps_copies) for tier, index in indexes.items()
         }
+        self.groups = Groups(slot, self._maps, indexes, group_indexes)
         self._seeds: dict[tuple[str, str], BlockHash] = {}
-        self._main_group: int | None = None  # the first that needs every block
         self._num_batches = 0
-        self._mixture = ""
 
     @property
     def is_exact(self) -> bool:
         """Whether the trust level is EXACT."""
-        return not (self.sequencer.doubt or self._mismatch())
+        return not (self.sequencer.doubt or self.layouts.mismatch)
 
     def trust(self) -> Trust:
         """How far the claims of this worker may be believed now."""
-        if mismatch := self._mismatch():
-            return Trust(TrustLevel.DEGRADED, mismatch)
+        if self.layouts.mismatch:
+            return Trust(TrustLevel.DEGRADED, self.layouts.mismatch)
         if self.sequencer.doubt:
             return Trust(TrustLevel.RECOVERING, self.sequencer.doubt)
         return Trust(TrustLevel.EXACT, self.sequencer.missing_history)
@@ -139,8 +132,7 @@ class Publisher:
                 at_hand = decoded is not None and decoded[0] is step.message
                 self._apply(decoded[1] if decoded and at_hand else self._read(step.message.payload))
             elif isinstance(step, Forget):
-                self.layout = None
-                self._mixture = ""
+                self.layouts.forget()
                 self.forget()
             else:
                 replays_from.append(step.from_sequence)
@@ -152,7 +144,6 @@ class Publisher:
 
     def forget(self) -> None:
         """Drop every claim, in every tier."""
-        self._main_group = None
         self.orphans.clear()
         self.garbage += self.groups.clear()
         for key_map in self._maps.values():
@@ -161,13 +152,7 @@ class Publisher:
     def depths(self, hashes: Sequence[BlockHash]) -> tuple[int, int, int]:
         """For a hybrid model: how many leading blocks its device supports, and how many more host and disk
         do."""
-        block_tokens = self.layout.block_tokens if self.layout else 1
-        ends = []
-        for num_tiers in range(1, len(_TIERS) + 1):
-            tiers = _TIERS[:num_tiers]
-            ends.append(self.groups.longest(hashes, self._main_run(hashes, tiers), block_tokens, tiers))
-        device, host, disk = ends
-        return device, host - device, disk - host
+        return self.groups.depths(hashes, self.layouts.known.block_tokens if self.layouts.known else 1)
 
     def truncate(self, hashes: Sequence[BlockHash]) -> int:
         """Drop the claims on these blocks: the engine reported that it does not hold them."""
@@ -200,7 +185,7 @@ class Publisher:
         if batch.ignored:
             self.stats.ignored.update(batch.ignored)
         self._num_batches += 1
-        if self.orphans:
+        if self.orphans.waiting:
             self.orphans.expire(self._num_batches)
         for event in batch.events:
             if isinstance(event, BlockStored):
@@ -214,15 +199,15 @@ class Publisher:
 
     def _store(self, event: BlockStored) -> None:
         is_described = self._claim(event)
-        if self.orphans and is_described:
+        if self.orphans.waiting and is_described:
             self._adopt_children(event)
 
     def _remove(self, event: BlockRemoved) -> None:
-        key_map = self._map_for_removal(event)
+        key_map = self.groups.map_for_removal(event)
         if key_map is None:
             self.ignore("attention_group")
             return
-        some_wait = bool(self.orphans)
+        some_wait = bool(self.orphans.waiting)
         for key in map(key_of, event.block_hashes):
             if some_wait and key_map.block_hash(key) is None:
                 self.orphans.remove(key, event.tier, event.group)
@@ -238,20 +223,28 @@ class Publisher:
     def _claim(self, event: BlockStored) -> bool:
         """Claim its blocks if possible; whether these are known by tokens now that may not have been
         before."""
-        key_map = self._map_for(event)
+        key_map = self.groups.map_for(event)
         if key_map is None:
             self.ignore("attention_group")
-        elif not event.token_ids or self._has_other_blocks(event):
+        elif not event.token_ids:
             self._claim_named(event, key_map)
-        elif not self._fits_layout(event):
+        elif self.layouts.is_known(event) or self._fits_layout(event):
+            return self._claim_described(event, key_map)
+        elif self.groups.is_main(event.group):
             self.ignore("block_size")
-        elif (seed := self._seed_of(event)) is None:
-            self._let_wait(key_of(event.parent_hash or 0), event)
-        else:
-            return self._claim_described(event, key_map, seed)
+        else:  # another group's blocks may be longer or shorter: their ends are the main group's
+            self._claim_named(event, key_map)
         return False
 
-    def _claim_described(self, event: BlockStored, key_map: KeyMap, seed: BlockHash) -> bool:
+    def _fits_layout(self, event: BlockStored) -> bool:
+        is_main = self.groups.is_main(event.group)
+        return self.layouts.take(event, is_main=is_main, is_hybrid=bool(self.groups.others))
+
+    def _claim_described(self, event: BlockStored, key_map: KeyMap) -> bool:
+        seed = self._seed_of(event)
+        if seed is None:
+            self._let_wait(key_of(event.parent_hash or 0), event)
+            return False
         try:
             packed = pack_tokens(event.token_ids)
         except (OverflowError, TypeError):
@@ -292,79 +285,6 @@ class Publisher:
         for orphan in adopted:
             self._remove(BlockRemoved(tuple(orphan.removed), orphan.event.tier, orphan.event.group))
 
-    # Groups.
-
-    def _map_for(self, event: BlockStored) -> KeyMap | None:
-        """Where the event's blocks are held; None for a group that decides no prefix hit."""
-        if event.group != self._main_group and (group := self._other_group(event)) is not None:
-            return group.map_of(event.tier)
-        return self._maps[event.tier] if event.group == self._main_group else None
-
-    def _other_group(self, event: BlockStored) -> Group | None:
-        """The event's group when it is not the main one; the first that may be becomes it."""
-        may_be_main = event.kind is GroupKind.FULL or (event.kind is GroupKind.UNTOLD and event.token_ids)
-        if self._main_group is None and may_be_main:
-            self._main_group = event.group
-            self.layout = None
-            return None
-        return self.groups.learn(event)
-
-    def _map_for_removal(self, event: BlockRemoved) -> KeyMap | None:
-        if event.group == self._main_group:
-            return self._maps[event.tier]
-        group = self.groups.get(event.group)
-        return group.map_of(event.tier) if group else None
-
-    def _main_run(self, hashes: Sequence[BlockHash], tiers: Sequence[Tier]) -> int:
-        """Leading blocks that the main group holds in any of these tiers; all, when there is no such
-        group."""
-        if self._main_group is None:
-            return len(hashes)
-        indexes = [self._indexes[tier] for tier in tiers]
-        for position, block_hash in enumerate(hashes):
-            if not any(index.holds(self._slot, block_hash) for index in indexes):
-                return position
-        return len(hashes)
-
-    # How the worker cuts its blocks.
-
-    def _fits_layout(self, event: BlockStored) -> bool:
-        """Whether the event's blocks are cut like the others. On the device two kinds of cuts are too many;
-        another tier may cut as it likes, but then no prompt will match."""
-        layout = Layout(event.block_tokens, event.lookahead_tokens)
-        if self.layout is None and event.tier is Tier.DEVICE:
-            self.layout = layout
-        known = self.layout or self.expected
-        if known is None or layout == known:
-            return True
-        if event.tier is Tier.DEVICE and event.group == self._main_group:
-            return self._fits_hybrid(layout, known) if self.groups else self._note_mixture(layout, known)
-        return False
-
-    def _has_other_blocks(self, event: BlockStored) -> bool:
-        """Whether a group besides the main one has longer or shorter blocks: their ends are the main
-        group's."""
-        other = self.layout is not None and event.block_tokens != self.layout.block_tokens
-        return other and event.group != self._main_group
-
-    def _fits_hybrid(self, layout: Layout, known: Layout) -> bool:
-        """The main group of a hybrid model stores the end of a prompt as a block of its own, shorter than the
-        others, which are the ones that count."""
-        if layout.block_tokens > known.block_tokens:
-            self.layout = layout
-        return layout.block_tokens > known.block_tokens
-
-    def _note_mixture(self, layout: Layout, known: Layout) -> bool:
-        self._mixture = f"worker stores blocks of {_in_words(known)} and of {_in_words(layout)}"
-        return False
-
-    def _mismatch(self) -> str:
-        """In words, why no prompt will match what the worker stores; empty when prompts may."""
-        if self._mixture or self.layout in (None, self.expected) or self.expected is None:
-            return self._mixture
-        stored, prompts = _in_words(self.layout), _in_words(self.expected)
-        return f"worker stores blocks of {stored}, prompts are cut into blocks of {prompts}"
-
     def _seed_of(self, event: BlockStored) -> BlockHash | None:
         """The hash that the first block chains to; None when its parent is unknown."""
         if event.parent_hash is not None:
@@ -383,9 +303,4 @@ class Publisher:
             block_hash = key_map.block_hash(key)
             if block_hash is not None:
                 return block_hash
-        return self.groups.block_hash(key) if self.groups else None
-
-
-def _in_words(layout: Layout) -> str:
-    size = f"{layout.block_tokens} tokens"
-    return f"{size} hashed with the {layout.lookahead_tokens} after them" if layout.lookahead_tokens else size
+        return self.groups.block_hash(key) if self.groups.others else None

@@ -52,12 +52,10 @@ class UnreadableRemoval(Unusable):
 
 def tier_of(medium: str | None) -> Tier:
     """Raises Unusable for a medium that is not the worker's own, or not known."""
-    tier = TIERS.get(medium)
-    if tier is None and medium is not None:
-        tier = TIERS.get(medium.upper())
-        if tier is None:
-            raise Unusable("external" if medium.upper() in _SHARED_MEDIA else "medium")
-    return tier or Tier.DEVICE
+    name = medium if medium is None else medium.upper()
+    if name not in TIERS:
+        raise Unusable("external" if name in _SHARED_MEDIA else "medium")
+    return TIERS[name]
 
 
 Translation = Callable[[Any], KvEvent]
@@ -73,8 +71,7 @@ class BatchReader:
     ) -> None:
         self._translations = {**maps, **arrays}
         self._layouts: dict[type, dict[str, type[Struct]]] = {dict: _by_tag(maps), list: _by_tag(arrays)}
-        self._decode_maps = _batch_decoder(maps)
-        self._decode_arrays = _batch_decoder(arrays)
+        self._decoders = (_batch_decoder(maps), _batch_decoder(arrays))
 
     def decode(self, payload: bytes) -> EventBatch:
         """One message's payload as events. Raises MalformedFrame when it is no batch at all.
@@ -85,17 +82,16 @@ class BatchReader:
             raise MalformedFrame(f"payload of {len(payload)} bytes, more than {PAYLOAD_BYTES}")
         batch = self._decode_typed(payload)
         if batch is None:
-            batch = _decode_generic(payload)
-        return self._translate(*batch)
+            return self._translate(*_decode_generic(payload))
+        return self._translate(batch.ts, batch.events, batch.rank)
 
-    def _decode_typed(self, payload: bytes) -> tuple[float, Sequence[Any], int | None] | None:
-        decoders = (self._decode_maps, self._decode_arrays)
-        for decode in decoders if _first_event_is_map(payload) else reversed(decoders):
+    def _decode_typed(self, payload: bytes) -> Any:  # noqa: ANN401 - a struct made of the tables
+        """The batch, or None when its events do not all fit one layout."""
+        for decode in self._decoders if _first_event_is_map(payload) else self._decoders[::-1]:
             try:
-                batch = decode(payload)
+                return decode(payload)
             except (msgspec.DecodeError, RecursionError):
                 continue
-            return batch.ts, batch.events, batch.rank
         return None
 
     def _translate(self, timestamp: float, raw_events: Sequence[Any], rank: int | None) -> EventBatch:

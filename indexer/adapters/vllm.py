@@ -21,21 +21,23 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from indexer.adapters.reading import BatchReader, UnreadableRemoval, Unusable, tier_of
+from indexer.adapters.reading import TIERS, BatchReader, UnreadableRemoval, Unusable, tier_of
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, GroupKind, Tier
 from indexer.limits import EVENT_BLOCKS, EVENT_TOKENS
+
+_FULL = GroupKind.FULL
+"""By a name of its own: looking up a member of an enumeration takes longer than all else about a kind."""
 
 _KINDS = {
     None: GroupKind.UNTOLD,
     "sliding_window": GroupKind.WINDOW,
     "sliding_window_mla": GroupKind.WINDOW,
     "mamba": GroupKind.STATE,
+    "encoder_only_attention": GroupKind.UNTOLD,
+    "cross_attention": GroupKind.UNTOLD,
 }
 """All others are taken for full attention, which never promises too much: also the chunked local kind, since
-no event says how long a chunk is."""
-
-_UNDECIDING_KINDS = frozenset({"encoder_only_attention", "cross_attention"})
-"""What these hold is no prefix of the prompt."""
+no event says how long a chunk is. What the last two hold is no prefix of the prompt."""
 
 
 class _Stored(Struct, tag_field="type", tag="BlockStored"):
@@ -105,7 +107,9 @@ class _PositionalCleared(Struct, tag="AllBlocksCleared", array_like=True):
 
 def _stored(event: _Stored) -> BlockStored:
     tier = _tier(event)
-    kind = _kind(event)
+    kind = _KINDS.get(event.kv_cache_spec_kind, _FULL)
+    if kind is not _FULL:
+        kind = _told_kind(event, kind)
     num_blocks, num_tokens = len(event.block_hashes), len(event.token_ids)
     if num_blocks > EVENT_BLOCKS or num_tokens > EVENT_TOKENS:
         raise Unusable("too_large")
@@ -124,10 +128,11 @@ def _stored(event: _Stored) -> BlockStored:
         cache_salt=cache_salt,
         extra=extra,
         group=event.group_idx or 0,
-        kind=kind,
-        window_tokens=event.kv_cache_spec_sliding_window or 0,
     )
-    if event.lookahead_token_ids and stored.token_ids:
+    if kind is not _FULL:
+        stored.kind = kind
+        stored.window_tokens = event.kv_cache_spec_sliding_window or 0
+    if event.lookahead_token_ids and event.token_ids:
         _add_lookahead(stored, event.lookahead_token_ids)
     return stored
 
@@ -146,18 +151,18 @@ def _tier(event: _Stored | _Removed) -> Tier:
     """Whatever secondary tier owns a block (`ownership`), it counts where the medium is the worker's own."""
     if event.locality == "REMOTE":
         raise Unusable("remote")
-    return tier_of(event.medium)
+    return TIERS.get(event.medium) or tier_of(event.medium)
 
 
-def _kind(event: _Stored) -> GroupKind:
-    if event.kv_cache_spec_kind in _UNDECIDING_KINDS:
-        raise Unusable("attention_group")
-    if event.group_idx is None and event.kv_cache_spec_kind is None:
-        return GroupKind.FULL  # there are no groups yet
-    kind = _KINDS.get(event.kv_cache_spec_kind, GroupKind.FULL)
+def _told_kind(event: _Stored, kind: GroupKind) -> GroupKind:
+    """The kind of a group that may not be one of full attention, as far as its event tells."""
     if kind is GroupKind.WINDOW and not event.kv_cache_spec_sliding_window:
         return GroupKind.FULL  # windows of several lengths: how much is needed is not known
-    return kind
+    if kind is not GroupKind.UNTOLD:
+        return kind
+    if event.kv_cache_spec_kind is not None:
+        raise Unusable("attention_group")
+    return GroupKind.FULL if event.group_idx is None else kind  # a release without groups
 
 
 def _adapter(event: _Stored) -> str:
