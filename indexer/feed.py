@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from indexer.adapters import ADAPTERS
-from indexer.blocks import BlockHash, Layout
+from indexer.blocks import HASHINGS, BlockHash, Layout
 from indexer.events import Tier
 from indexer.limits import SWEEP_BLOCKS
 from indexer.publisher import FeedStats, Publisher
@@ -36,7 +36,9 @@ class RequestReplay:
 class KvFeed:
     """The exact index and what feeds it. `index` is the device tier."""
 
-    def __init__(self) -> None:
+    def __init__(self, hashing: str = "kvgate") -> None:
+        """`hashing`: a row of HASHINGS, which prompts must be hashed by too."""
+        self._hashing = HASHINGS[hashing]
         self._indexes = {tier: RadixIndex() for tier in Tier}
         self.index = self._indexes[Tier.DEVICE]
         self._group_indexes = {tier: RadixIndex() for tier in Tier}
@@ -69,6 +71,7 @@ class KvFeed:
             self._group_indexes,
             ADAPTERS[engine],
             base_model=base_model,
+            hashing=self._hashing,
             expected=None if block_tokens is None else Layout(block_tokens, lookahead_tokens),
             can_replay=can_replay,
             dp_rank=dp_rank,

@@ -44,6 +44,10 @@ EVENT_TOKENS = 1 << 22
 NAMESPACES = 4_096
 """Root seeds kept per publisher, one for each adapter and cache salt seen: 0.5 MB. They are only a cache."""
 
+SALTED_BLOCKS = 65_536
+"""Blocks of salted prompts whose salt is remembered per publisher, under hashes that need it for each: 8 MB.
+What follows one that is forgotten is hashed without the salt and matches nothing."""
+
 BUFFERED_MESSAGES = 1_000
 """Live messages held back per publisher during a replay. They are released in one step, of 0.1 s at the
 worst; what does not fit is asked for again."""

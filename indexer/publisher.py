@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from indexer.adapters import Adapter, MalformedFrame
-from indexer.blocks import TOKEN_BYTES, BlockHash, Layout, chain_block_hashes, pack_tokens, root_seed
+from indexer.blocks import TOKEN_BYTES, BlockHash, BlockHashing, Layout, pack_tokens
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Tier
 from indexer.groups import Groups
 from indexer.keys import Key, KeyMap, key_of
 from indexer.layouts import LayoutWatch
-from indexer.limits import NAMESPACES
+from indexer.namespaces import Namespaces
 from indexer.orphans import Orphans
 from indexer.radix import RadixIndex, Slot
 from indexer.sequencer import Apply, Forget, Message, Sequencer, Step
@@ -59,6 +59,7 @@ class Publisher:
         adapter: Adapter,
         *,
         base_model: str,
+        hashing: BlockHashing,
         expected: Layout | None,
         can_replay: bool,
         dp_rank: int | None,
@@ -71,14 +72,14 @@ class Publisher:
         self.orphans = Orphans()
         self._slot = slot
         self._decode = adapter.decode
-        self._base_model = base_model
         self._dp_rank = dp_rank
         self._indexes = indexes
         self._maps = {
             tier: KeyMap(index, slot, keeps_copies=adapter.keeps_copies) for tier, index in indexes.items()
         }
         self.groups = Groups(slot, self._maps, indexes, group_indexes)
-        self._seeds: dict[tuple[str, str], BlockHash] = {}
+        self._hashing = hashing
+        self._namespaces = Namespaces(hashing, base_model)
         self._num_batches = 0
 
     @property
@@ -145,6 +146,7 @@ class Publisher:
     def forget(self) -> None:
         """Drop every claim, in every tier."""
         self.orphans.clear()
+        self._namespaces.clear()
         self.garbage += self.groups.clear()
         for key_map in self._maps.values():
             self.garbage += key_map.clear()
@@ -241,19 +243,29 @@ class Publisher:
         return self.layouts.take(event, is_main=is_main, is_hybrid=bool(self.groups.others))
 
     def _claim_described(self, event: BlockStored, key_map: KeyMap) -> bool:
-        seed = self._seed_of(event)
-        if seed is None:
-            self._let_wait(key_of(event.parent_hash or 0), event)
-            return False
+        parent = None
+        if event.parent_hash is not None:
+            needed = key_of(event.parent_hash)
+            parent = self._block_hash(needed)
+            if parent is None:
+                self._let_wait(needed, event)
+                return False
         try:
             packed = pack_tokens(event.token_ids)
         except (OverflowError, TypeError):
             self.ignore("token_ids")
             return False
-        block_bytes, lookahead_bytes = event.block_tokens * TOKEN_BYTES, event.lookahead_tokens * TOKEN_BYTES
-        hashes = chain_block_hashes(packed, block_bytes, seed, event.extra, lookahead_bytes)
+        hashes = self._hashing.chain(
+            packed,
+            event.block_tokens * TOKEN_BYTES,
+            self._namespaces.root(event, parent),
+            parent,
+            event.extra,
+            event.lookahead_tokens * TOKEN_BYTES,
+        )
         self.stats.num_blocks_stored += len(hashes)
         key_map.store(map(key_of, event.block_hashes), hashes)
+        self._namespaces.claimed(event, parent, hashes)
         return True
 
     def _claim_named(self, event: BlockStored, key_map: KeyMap) -> None:
@@ -284,19 +296,6 @@ class Publisher:
         self.stats.num_orphans_adopted += len(adopted)
         for orphan in adopted:
             self._remove(BlockRemoved(tuple(orphan.removed), orphan.event.tier, orphan.event.group))
-
-    def _seed_of(self, event: BlockStored) -> BlockHash | None:
-        """The hash that the first block chains to; None when its parent is unknown."""
-        if event.parent_hash is not None:
-            return self._block_hash(key_of(event.parent_hash))
-        namespace = (event.adapter, event.cache_salt)
-        seed = self._seeds.get(namespace)
-        if seed is None:
-            if len(self._seeds) >= NAMESPACES:
-                self._seeds.clear()
-            seed = root_seed(self._base_model, adapter=event.adapter, cache_salt=event.cache_salt)
-            self._seeds[namespace] = seed
-        return seed
 
     def _block_hash(self, key: Key) -> BlockHash | None:
         for key_map in self._maps.values():

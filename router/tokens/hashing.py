@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
+from typing import Generic, TypeVar
 
 from xxhash import xxh3_128_intdigest
 
-from indexer.blocks import TOKEN_BYTES, BlockHash, HashSpace, Unit, chain_block_hashes, root_seed
+from indexer.blocks import HASHINGS, TOKEN_BYTES, BlockHash, HashSpace, Unit
 from indexer.byte_blocks import BLOCKS_PER_DOUBLING, COVERED, chain_byte_blocks, depth_within
 from router.core.catalogue import Resolution
 from router.tokens.base import TokenHost
@@ -48,7 +49,10 @@ class Pace:
 
 RootSeed = tuple[HashSpace, BlockHash]
 
-_root_seed = lru_cache(ROOT_SEEDS_KEPT)(root_seed)
+
+@lru_cache(ROOT_SEEDS_KEPT)
+def _root_seed(hashing: str, base_model: str, adapter: str, cache_salt: str, unit: Unit) -> BlockHash:
+    return HASHINGS[hashing].root(base_model, adapter=adapter, cache_salt=cache_salt, unit=unit)
 
 
 def root_seeds(host: TokenHost, parsed: ParsedBody, resolution: Resolution, unit: Unit) -> list[RootSeed]:
@@ -56,7 +60,7 @@ def root_seeds(host: TokenHost, parsed: ParsedBody, resolution: Resolution, unit
     return [
         (
             space,
-            _root_seed(space.base_model, adapter=resolution.adapter, cache_salt=parsed.cache_salt, unit=unit),
+            _root_seed(space.hashing, space.base_model, resolution.adapter, parsed.cache_salt, unit),
         )
         for space in host.hash_spaces(resolution.model)
     ]
@@ -66,24 +70,32 @@ async def chain_hashes(
     packed: bytes, seeds: Iterable[RootSeed], pace: Pace
 ) -> dict[HashSpace, list[BlockHash]]:
     """The chain of complete blocks of `packed` in each hash space, from the root seed given for it."""
-    return {
-        space: await _chain_in_slices(packed, space.block_tokens * TOKEN_BYTES, seed, pace)
-        for space, seed in seeds
-    }
+    return {space: await _chain_in_slices(packed, space, root, pace) for space, root in seeds}
 
 
-async def _chain_in_slices(packed: bytes, block_bytes: int, seed: BlockHash, pace: Pace) -> list[BlockHash]:
+async def _chain_in_slices(packed: bytes, space: HashSpace, root: BlockHash, pace: Pace) -> list[BlockHash]:
     view = memoryview(packed)
+    block_bytes, lookahead_bytes = space.block_tokens * TOKEN_BYTES, space.lookahead_tokens * TOKEN_BYTES
     slice_bytes, segment_bytes = BLOCKS_PER_SLICE * block_bytes, BLOCKS_PER_SEGMENT * block_bytes
     hashes: list[BlockHash] = []
     for start in range(0, len(packed), slice_bytes):
-        part = view[start : start + slice_bytes]
+        part = view[start : start + slice_bytes + lookahead_bytes]
         await pace.spend(len(part) // block_bytes * BLOCK_MICROSECONDS)
-        for cut in range(0, len(part), segment_bytes):
-            segment = part[cut : cut + segment_bytes]
-            chain = _segments.hashes if len(segment) == segment_bytes else chain_block_hashes
-            hashes += chain(segment, block_bytes, hashes[-1] if hashes else seed)
+        for cut in range(0, min(len(part), slice_bytes), segment_bytes):
+            segment = part[cut : cut + segment_bytes + lookahead_bytes]
+            is_whole = len(segment) == segment_bytes + lookahead_bytes
+            chain = _segments.hashes if is_whole else _chain
+            hashes += chain(segment, space, (root, hashes[-1] if hashes else None))
     return hashes
+
+
+def _chain(
+    segment: memoryview, space: HashSpace, behind: tuple[BlockHash, BlockHash | None]
+) -> list[BlockHash]:
+    """`behind`: the root and, unless they are the first, the hash before these blocks."""
+    root, parent = behind
+    block_bytes, lookahead_bytes = space.block_tokens * TOKEN_BYTES, space.lookahead_tokens * TOKEN_BYTES
+    return HASHINGS[space.hashing].chain(segment, block_bytes, root, parent, (), lookahead_bytes)
 
 
 async def chain_byte_hashes(
@@ -108,27 +120,32 @@ async def _chain_bytes(text: memoryview, block_bytes: int, seed: BlockHash, pace
     return hashes + chain_byte_blocks(text, block_bytes, hashes[-1] if hashes else seed, len(hashes))
 
 
-class _Segments:
+_Cut = TypeVar("_Cut", bound=Hashable)
+_Behind = TypeVar("_Behind", bound=Hashable)
+
+
+class _Segments(Generic[_Cut, _Behind]):
     """Hashes by the content of a run of blocks and the hash before it; the least recently used go first.
 
-    Equal digests of 128 bits are taken for equal content.
+    `chain` takes that content, how it is cut, and what it is behind. Equal digests of 128 bits are taken for
+    equal content.
     """
 
-    def __init__(self, capacity: int, chain: Callable[[memoryview, int, BlockHash], list[BlockHash]]) -> None:
+    def __init__(self, capacity: int, chain: Callable[[memoryview, _Cut, _Behind], list[BlockHash]]) -> None:
         self._capacity = capacity
         self._chain = chain
-        self._known: OrderedDict[tuple[int, int, BlockHash], list[BlockHash]] = OrderedDict()
+        self._known: OrderedDict[tuple[int, _Cut, _Behind], list[BlockHash]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def hashes(self, segment: memoryview, block_bytes: int, seed: BlockHash) -> list[BlockHash]:
+    def hashes(self, segment: memoryview, cut: _Cut, behind: _Behind) -> list[BlockHash]:
         """Not to be changed: they are kept."""
-        key = (xxh3_128_intdigest(segment), block_bytes, seed)
+        key = (xxh3_128_intdigest(segment), cut, behind)
         known = self._known
         hashes = known.get(key)
         if hashes is None:
-            hashes = known[key] = self._chain(segment, block_bytes, seed)
+            hashes = known[key] = self._chain(segment, cut, behind)
             if len(known) > self._capacity:
                 known.popitem(last=False)
         else:
@@ -136,5 +153,5 @@ class _Segments:
         return hashes
 
 
-_segments = _Segments(SEGMENTS_KEPT, chain_block_hashes)
+_segments = _Segments(SEGMENTS_KEPT, _chain)
 _beginnings = _Segments(BEGINNINGS_KEPT, chain_byte_blocks)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from indexer import publisher
+from indexer import namespaces
 from indexer.blocks import TOKEN_BYTES, Layout, chain_block_hashes, pack_tokens, root_seed
-from indexer.feed import FeedStats, KvFeed
+from indexer.feed import KvFeed
+from indexer.publisher import FeedStats
 from indexer.trust import Trust, TrustLevel
 from tests.support.vllm_events import batch, cleared, removed, stored
 
@@ -110,7 +111,7 @@ def test_blocks_with_media_match_no_text(worker: Worker) -> None:
 
 
 def test_namespaces_are_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publisher, "NAMESPACES", 2)
+    monkeypatch.setattr(namespaces, "NAMESPACES", 2)
     for number in range(5):
         worker.publish(stored([number], PROMPT[:4], extra_keys=[[f"salt {number}"]]))
     assert all(worker.depth(chain(salt=f"salt {number}")) == 1 for number in range(5))

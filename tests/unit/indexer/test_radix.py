@@ -154,3 +154,18 @@ def test_many_slots(index: RadixIndex) -> None:
     matched = index.match(chain(*range(200)), (1 << 200) - 1)
     assert matched == {slot: slot + 1 for slot in range(200)}
     index.check()
+
+
+def test_hashes_of_64_bits() -> None:
+    """Those of other schemes: kept apart from ours that end alike, and swept with their shard."""
+    index = RadixIndex()
+    hashes = [(high << 60) + low for high in range(16) for low in range(3)]
+    assert index.store(0, hashes) == len(hashes) == len(index)
+    index.store(1, hashes[:5])
+    assert index.match(hashes, 0b11) == {0: len(hashes), 1: 5}
+    index.drop_slot(0)
+    while not index.sweep(1):
+        index.check()
+    index.check()
+    assert len(index) == 5
+    assert index.match(hashes, 0b11) == {1: 5}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from indexer.blocks import HashSpace, Unit, chain_block_hashes
+from indexer.blocks import HASHINGS, HashSpace, Unit, chain_block_hashes
 from indexer.byte_blocks import COVERED, chain_byte_blocks
 from router.tokens import hashing
 from router.tokens.hashing import BLOCKS_PER_SLICE, Pace, chain_byte_hashes, chain_hashes
@@ -47,6 +47,18 @@ async def test_slices_change_nothing(num_blocks, tail):
     space = HashSpace("m", 4)
     chains = await chain_hashes(packed, [(space, 7)], Pace())
     assert chains == {space: chain_block_hashes(packed, 16, 7)}
+
+
+@pytest.mark.parametrize("name", HASHINGS)
+@pytest.mark.parametrize("num_blocks", [0, 3, BLOCKS_PER_SEGMENT, 2 * BLOCKS_PER_SLICE + 5])
+@pytest.mark.parametrize("more", [0, 1, 4])
+async def test_slices_change_nothing_whatever_the_hashing_and_the_lookahead(name, num_blocks, more):
+    packed = bytes(i * 31 % 251 for i in range((num_blocks * 4 + more) * 4))
+    space = HashSpace("m", 4, 1, name)
+    for _ in range(2):
+        chains = await chain_hashes(packed, [(space, 7)], Pace())
+        assert chains == {space: HASHINGS[name].chain(packed, 16, 7, None, (), 4)}
+        assert len(chains[space]) == max(0, num_blocks * 4 + more - 1) // 4
 
 
 async def test_one_chain_for_each_space():
