@@ -56,6 +56,7 @@ class Gateway:
             predicted_ttl=settings.predicted_ttl,
             bridge_ttl=settings.bridge_ttl,
             seed=settings.seed,
+            hashing=settings.block_hash,
         )
         self._limits = limits or RelayLimits.from_settings(settings)
         self._resources = contextlib.AsyncExitStack()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import partial
 
+from indexer.blocks import HASHINGS
 from policies import ALIASES, POLICIES, Parameter, parameters_of
 from router.config.settings import Settings
 from router.config.values import (
@@ -131,6 +132,7 @@ _url = text("a URL: http://host:8000, https://host:8443 or unix:/path/to.sock", 
 _file = optional(text("a path", metavar="FILE"))
 _policy = choice(tuple(POLICIES), ALIASES)
 _tokens = choice(("auto", "engine", "bytes"))
+_block_hash = choice(tuple(HASHINGS))
 _log_level = choice(LOG_LEVELS, {"warn": "warning"})
 _access_log = optional(choice(("text", "json")), "none")
 
@@ -170,6 +172,8 @@ OPTIONS: tuple[Option, ...] = (
     _routing("policy", _policy, "Who decides which worker serves a request.", "routing_logic"),
     _routing("tokens", _tokens, "Where the tokens of a prompt come from: the worker's /tokenize (engine), "
              "blocks of bytes (bytes), or whichever serves the policy and the worker (auto)."),
+    _routing("block_hash", _block_hash, "How blocks are hashed: by kvgate's own hash, or as NVIDIA Dynamo "
+             "does, to compare indexes with its routers."),
     _routing("predicted_ttl", duration(), "How long a decision is believed where no KV events come."),
     _routing("bridge_ttl", duration(zero=True), "How long it is believed while the KV event is on its way."),
     _routing("max_retries", integer(0), "Other workers to try when one fails before its first body byte.",

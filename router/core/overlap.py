@@ -49,8 +49,8 @@ NO_OVERLAP = Overlap()
 class Beliefs:
     """Feed, bridge and predictions as one."""
 
-    def __init__(self, *, predicted_ttl: float, bridge_ttl: float) -> None:
-        self.feed = KvFeed()
+    def __init__(self, *, predicted_ttl: float, bridge_ttl: float, hashing: str = "kvgate") -> None:
+        self.feed = KvFeed(hashing)
         self._bridge = PredictedIndex(bridge_ttl)
         self._predictions = PredictedIndex(predicted_ttl)
         self._slots = 0

@@ -10,9 +10,9 @@ from policies.types import Slot, Worker, WorkerId
 from router.core.limits import DEFAULT_BLOCK_TOKENS
 
 
-def hash_space_of(worker: Worker) -> HashSpace:
+def hash_space_of(worker: Worker, hashing: str = "kvgate") -> HashSpace:
     """The space of the worker's blocks; the default block size if it did not tell its own."""
-    return HashSpace(worker.base_model, worker.block_tokens or DEFAULT_BLOCK_TOKENS)
+    return HashSpace(worker.base_model, worker.block_tokens or DEFAULT_BLOCK_TOKENS, hashing=hashing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +34,13 @@ class Pool:
     rows: dict[WorkerId, int]
 
     @classmethod
-    def of(cls, members: Iterable[tuple[Worker, Slot]], *, block_tokens: int) -> Pool:
+    def of(
+        cls, members: Iterable[tuple[Worker, Slot]], *, block_tokens: int, hashing: str = "kvgate"
+    ) -> Pool:
         """At least one member. `block_tokens` of the reference block: the smallest of all workers that serve
         the model, so that costs keep their unit when one of them is not a candidate for a while."""
         workers, slots = zip(*members, strict=True)
-        row_spaces = tuple(hash_space_of(worker) for worker in workers)
+        row_spaces = tuple(hash_space_of(worker, hashing) for worker in workers)
         spaces: dict[HashSpace, int] = {}
         for space, slot in zip(row_spaces, slots, strict=True):
             spaces[space] = spaces.get(space, 0) | 1 << slot

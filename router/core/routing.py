@@ -35,13 +35,20 @@ class RoutingCore:
     """The gateway's mind. One object per process."""
 
     def __init__(
-        self, *, policy: Policy, predicted_ttl: float = 120.0, bridge_ttl: float = 5.0, seed: int = 0
+        self,
+        *,
+        policy: Policy,
+        predicted_ttl: float = 120.0,
+        bridge_ttl: float = 5.0,
+        seed: int = 0,
+        hashing: str = "kvgate",
     ) -> None:
-        """`predicted_ttl`, `bridge_ttl`: seconds for which own decisions are believed; see `overlap`."""
+        """`predicted_ttl`, `bridge_ttl`: seconds for which own decisions are believed; see `overlap`.
+        `hashing`: how blocks are hashed, a row of `indexer.blocks.HASHINGS`."""
         self.policy = policy
         self._rng = random.Random(seed)
-        self._beliefs = Beliefs(predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl)
-        self._workers = WorkerTable(self._beliefs.is_free)
+        self._beliefs = Beliefs(predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl, hashing=hashing)
+        self._workers = WorkerTable(self._beliefs.is_free, hashing)
         self._loads = ActiveSequences()
         self._releases = PrefillReleases(self._loads)
         self._planner = Planner(self._workers, self._loads, self._beliefs)

@@ -72,21 +72,19 @@ class WorkerEntry:
 
     worker: Worker
     slot: Slot
-    space: HashSpace = field(init=False)
+    space: HashSpace
     health: Health = Health.HEALTHY
     draining: bool = False
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
     sole: Booking | None = None
     reports_cached_tokens: bool = False
 
-    def __post_init__(self) -> None:
-        self.space = hash_space_of(self.worker)
-
 
 class WorkerTable:
     """Workers by id. `slot_is_free` tells whether nothing remembers a slot's former worker any more."""
 
-    def __init__(self, slot_is_free: Callable[[Slot], bool]) -> None:
+    def __init__(self, slot_is_free: Callable[[Slot], bool], hashing: str = "kvgate") -> None:
+        self._hashing = hashing
         self._slot_is_free = slot_is_free
         self._entries: dict[WorkerId, WorkerEntry] = {}
         self._by_slot: dict[Slot, WorkerEntry] = {}
@@ -133,7 +131,8 @@ class WorkerTable:
         slot = 0
         while slot in self._by_slot or not self._slot_is_free(slot):
             slot += 1
-        entry = self._entries[worker.id] = self._by_slot[slot] = WorkerEntry(worker, slot)
+        entry = WorkerEntry(worker, slot, hash_space_of(worker, self._hashing))
+        self._entries[worker.id] = self._by_slot[slot] = entry
         return entry
 
     def observe(self, worker_id: WorkerId, sign: HealthSign) -> WorkerEntry | None:
@@ -175,7 +174,8 @@ class WorkerTable:
         if not members:
             raise NoWorkers(_why_none(model, serving, exclude))
         reference = min(entry.space.block_tokens for entry in serving)
-        return Pool.of(((entry.worker, entry.slot) for entry in members), block_tokens=reference)
+        rows = ((entry.worker, entry.slot) for entry in members)
+        return Pool.of(rows, block_tokens=reference, hashing=self._hashing)
 
     def check(self) -> None:
         """Asserts that slots and entries agree."""

@@ -164,7 +164,7 @@ KV_ORPHANS = Metric(
     "kvgate_kv_orphans_total",
     COUNTER,
     ("worker",),
-    "Stored blocks that could not be placed, since nobody told of the block before them.",
+    "Stored events that had to wait, since nobody had told of the block before theirs.",
 )
 KV_OVERREPORTS = Metric(
     "kvgate_kv_overreports_total",
