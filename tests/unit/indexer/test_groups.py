@@ -268,3 +268,48 @@ def test_groups_are_bounded(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> 
     worker.publish(*(stored([8], PROMPT, group_idx=number, **STATE) for number in range(1, 5)))
     assert worker.depth == 8
     assert worker.ignored == {"attention_group": 2}
+
+
+GROUP_FIELDS = {
+    GroupKind.FULL: {"kv_cache_spec_kind": "full_attention"},
+    GroupKind.WINDOW: {"kv_cache_spec_kind": "sliding_window"},
+    GroupKind.STATE: {"kv_cache_spec_kind": "mamba"},
+}
+kinds = st.sampled_from(list(GROUP_FIELDS))
+blocks = st.sets(st.sampled_from(NAMES))
+
+
+@given(
+    main=blocks,
+    others=st.lists(st.tuples(kinds, st.integers(2, 20), st.sampled_from([4, 8]), blocks), max_size=3),
+    main_comes=st.integers(0, 3),
+)
+def test_a_hit_is_the_longest_that_every_group_supports(
+    main: set[int], others: list[tuple[GroupKind, int, int, set[int]]], main_comes: int
+) -> None:
+    """Against the definition, whatever is held and in whichever order the groups tell."""
+    told: list[object] = []
+    for number, (kind, window, size, names) in enumerate(others, start=1):
+        ends = sorted(name for name in names if name % (size // 4) == 0)
+        fields = {**GROUP_FIELDS[kind], "kv_cache_spec_sliding_window": window, "group_idx": number}
+        told.append(stored(ends, [], block_size=size, **fields))
+    told.insert(min(main_comes, len(told)), stored(NAMES, PROMPT))
+    # The group of full attention that tells first is the main one: its names need a description.
+    first_full = next((kind for kind, *_ in others if kind is GroupKind.FULL), None)
+    if first_full is not None:
+        told.sort(key=lambda event: not event["token_ids"])
+    worker = Worker()
+    worker.publish(*told)
+    worker.publish(removed(*(set(NAMES) - main)))
+
+    def supports(end: int, kind: GroupKind, window: int, size: int, names: set[int]) -> bool:
+        step = size // 4
+        needed = range(step, end + 1, step)
+        if kind is GroupKind.WINDOW:
+            needed = needed[-max(1, -(-(window - 1) // size)) :]
+        return set(needed[-1:] if kind is GroupKind.STATE else needed) <= names
+
+    alignment = lcm(*(size // 4 for _, _, size, _ in others))
+    rows = [(GroupKind.FULL, 0, 4, main), *others]
+    expected = max(end for end in range(0, 9, alignment) if all(supports(end, *row) for row in rows))
+    assert worker.depth == expected
