@@ -86,7 +86,7 @@ class Listener:
     async def next(self):
         """(sequence, batch) of the next message."""
         _topic, sequence, payload = await asyncio.wait_for(self._sub.recv_multipart(), 5)
-        return int.from_bytes(sequence, "big"), ADAPTERS["vllm"](payload)
+        return int.from_bytes(sequence, "big"), ADAPTERS["vllm"].decode(payload)
 
     async def replay(self, start):
         """All frames up to the end marker."""
@@ -220,7 +220,7 @@ async def test_events_and_replay(http, layout):
             numbers = [int.from_bytes(frames[-2], "big") for frames in answers]
             assert numbers == list(range(1, worker.num_event_messages))
             assert answers[0][1:-2] == ([b"kv"] if layout is Layout.MAPS else [])
-            assert AllBlocksCleared() in ADAPTERS["vllm"](answers[-1][-1]).events
+            assert AllBlocksCleared() in ADAPTERS["vllm"].decode(answers[-1][-1]).events
             assert await listener.replay(worker.num_event_messages) == []
 
 

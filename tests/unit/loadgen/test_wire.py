@@ -77,7 +77,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("layout", Layout)
 def test_round_trip_through_the_adapter(layout):
-    batch = ADAPTERS["vllm"](encode_batch(EVENTS, timestamp=1.5, dp_rank=3, layout=layout))
+    batch = ADAPTERS["vllm"].decode(encode_batch(EVENTS, timestamp=1.5, dp_rank=3, layout=layout))
     assert list(batch.events) == EVENTS
     assert (batch.timestamp, batch.dp_rank) == (1.5, 3)
     assert not batch.ignored
