@@ -53,8 +53,11 @@ class Orphans:
         return len(self._in_order)
 
     def add(self, needed: Key, event: BlockStored, message: int) -> None:
-        """Let an event wait."""
+        """Let an event wait, at the cost of those that have waited longest."""
         num_bytes = ORPHAN_EVENT_BYTES * len(event.block_hashes) + ORPHAN_TOKEN_BYTES * len(event.token_ids)
+        if len(event.block_hashes) > ORPHAN_BLOCKS or num_bytes > ORPHAN_BYTES:
+            self.num_dropped += 1
+            return
         orphan = Orphan(needed, event, num_bytes, message)
         self.waiting.setdefault(needed, []).append(orphan)
         self._in_order[id(orphan)] = orphan
