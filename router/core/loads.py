@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from indexer.blocks import BlockHash, Unit
+from indexer.byte_blocks import COVERED
 from policies.types import Slot
 from router.core.active_blocks import ActiveBlocks
 from router.core.usage import NOTHING_EXPECTED, Expectation
@@ -142,6 +143,18 @@ class ActiveSequences:
     def add_output(self, booking: Booking, num_tokens: int) -> None:
         booking.num_output_tokens += num_tokens
         self._workers[booking.slot].output_tokens += num_tokens
+
+    def recut(self, slot: Slot, former_tokens: int, block_tokens: int) -> None:
+        """The worker's blocks are not of the size that was believed. What is booked on it counts in its real
+        ones until it ends, shared with nothing and expecting nothing: it has no hashes of those."""
+        worker = self._workers[slot]
+        for booking in worker.bookings.values():
+            blocks = worker.blocks(booking.unit)
+            blocks.remove(booking.chain, booking.num_unshared_blocks)
+            num_blocks = COVERED[booking.unit][len(booking.chain)] + booking.num_unshared_blocks
+            booking.chain, booking.num_unshared_blocks = (), num_blocks * former_tokens // block_tokens
+            booking.expectation = Expectation(num_tokens=booking.expectation.num_tokens)
+            blocks.add(booking.chain, booking.num_unshared_blocks)
 
     def free(self, booking: Booking) -> None:
         """Ends an active booking."""

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from indexer.adapters import ADAPTERS
-from indexer.blocks import BlockHash, HashSpace, Unit
+from indexer.blocks import BlockHash, HashSpace, Layout, Unit
 from indexer.byte_blocks import COVERED
 from indexer.feed import KvFeed
 from indexer.predicted import PredictedIndex
 from indexer.radix import OverlapScores
 from indexer.trust import Trust, TrustLevel
 from policies.types import Slot, Worker
-from router.core.pools import Pool
+from router.core.pools import Pool, hash_space_of
 from router.core.prompt import Prompt
 from router.core.usage import Expectation, expected_cached_tokens
 
@@ -57,11 +57,10 @@ class Beliefs:
         self._publishers = 0  # bitmask of the slots whose workers publish events
 
     def add(self, slot: Slot, worker: Worker) -> None:
-        """Without a block size or an adapter for its engine a worker's events say nothing: it is
-        predicted."""
+        """Without an adapter for its engine a worker's events say nothing: it is predicted."""
         self._slots |= 1 << slot
         self._predictions.add_slot(slot, worker.num_blocks)
-        if not worker.publishes_events or worker.block_tokens is None or worker.engine not in ADAPTERS:
+        if not worker.publishes_events or worker.engine not in ADAPTERS:
             return
         self._publishers |= 1 << slot
         self._bridge.add_slot(slot, worker.num_blocks)
@@ -69,7 +68,7 @@ class Beliefs:
             slot,
             engine=worker.engine,
             base_model=worker.base_model,
-            block_tokens=worker.block_tokens,
+            block_tokens=hash_space_of(worker).block_tokens,
             can_replay=worker.replays_events,
             dp_rank=worker.dp_rank,
         )
@@ -82,6 +81,12 @@ class Beliefs:
             self.feed.remove_publisher(slot)
         self._slots &= ~(1 << slot)
         self._publishers &= ~(1 << slot)
+
+    def expect(self, slot: Slot, layout: Layout) -> None:
+        """The worker's prompts are cut into other blocks from now on. What its events have taught is in those
+        already; what was predicted in the former ones can't be found any more."""
+        self.feed.expect(slot, layout)
+        self.forget_predictions(slot)
 
     def is_free(self, slot: Slot) -> bool:
         """Whether nothing of a removed worker is left."""

@@ -11,7 +11,7 @@ from router.core.limits import DEFAULT_BLOCK_TOKENS
 
 
 def hash_space_of(worker: Worker, hashing: str = "kvgate") -> HashSpace:
-    """The space of the worker's blocks; the default block size if it did not tell its own."""
+    """The space of the worker's blocks as far as it tells itself; the default block size if it does not."""
     return HashSpace(worker.base_model, worker.block_tokens or DEFAULT_BLOCK_TOKENS, hashing=hashing)
 
 
@@ -34,13 +34,10 @@ class Pool:
     rows: dict[WorkerId, int]
 
     @classmethod
-    def of(
-        cls, members: Iterable[tuple[Worker, Slot]], *, block_tokens: int, hashing: str = "kvgate"
-    ) -> Pool:
+    def of(cls, members: Iterable[tuple[Worker, Slot, HashSpace]], *, block_tokens: int) -> Pool:
         """At least one member. `block_tokens` of the reference block: the smallest of all workers that serve
         the model, so that costs keep their unit when one of them is not a candidate for a while."""
-        workers, slots = zip(*members, strict=True)
-        row_spaces = tuple(hash_space_of(worker, hashing) for worker in workers)
+        workers, slots, row_spaces = zip(*members, strict=True)
         spaces: dict[HashSpace, int] = {}
         for space, slot in zip(row_spaces, slots, strict=True):
             spaces[space] = spaces.get(space, 0) | 1 << slot

@@ -91,6 +91,24 @@ class RoutingCore:
         if entry and sign is HealthSign.RESTARTED:
             self._beliefs.forget_predictions(entry.slot)
 
+    def adopt_layout(self, worker_id: WorkerId) -> HashSpace | None:
+        """Match a worker by blocks such as its events show, when they are not those that were believed.
+
+        What its events have taught stays. Returns the space that it leaves, None when nothing changes.
+        """
+        entry = self._workers.get(worker_id)
+        layout = self.feed.layout(entry.slot) if entry else None
+        if entry is None or layout is None:
+            return None
+        former = entry.space
+        space = HashSpace(former.base_model, *layout)
+        if space == former:
+            return None
+        self._beliefs.expect(entry.slot, layout)
+        self._loads.recut(entry.slot, former.block_tokens, space.block_tokens)
+        self._workers.move(entry, space)
+        return former
+
     def set_draining(self, worker_id: WorkerId, draining: bool, *, now: float) -> None:
         """A draining worker finishes what it has and gets nothing new."""
         self._workers.set_draining(worker_id, draining)
@@ -114,6 +132,7 @@ class RoutingCore:
             health=entry.health,
             draining=entry.draining,
             trust=self._beliefs.trust(slot),
+            space=entry.space,
             num_active_requests=len(booked.bookings),
             active_prefill_tokens=booked.prefill_tokens,
             active_decode_blocks=self._loads.num_blocks(

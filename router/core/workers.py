@@ -43,6 +43,7 @@ class WorkerView:
     health: Health
     draining: bool
     trust: Trust
+    space: HashSpace
     num_active_requests: int
     active_prefill_tokens: int
     active_decode_blocks: float
@@ -65,9 +66,9 @@ class WorkerView:
 class WorkerEntry:
     """A worker while it lives, with what is learnt about it.
 
-    `space`: of its blocks, for as long as the entry lives, since a worker with another cache gets another
-    entry. `sole`: the booking that has had the worker to itself since it was made, if there is one.
-    `reports_cached_tokens`: its engine was seen to report a number.
+    `space`: of its blocks, as its events show them or, before they do, as it told. `sole`: the booking that
+    has had the worker to itself since it was made, if there is one. `reports_cached_tokens`: its engine was
+    seen to report a number.
     """
 
     worker: Worker
@@ -148,11 +149,19 @@ class WorkerTable:
             entry.draining = draining
             self._pools.clear()
 
+    def move(self, entry: WorkerEntry, space: HashSpace) -> None:
+        """From now on its blocks are matched in that space."""
+        entry.space = space
+        self._pools.clear()
+        self._spaces.clear()
+
     def hash_spaces(self, model: str) -> list[HashSpace]:
         """The distinct spaces of all workers that serve the model, the finest blocks first."""
         if (spaces := self._spaces.get(model)) is None:
             found = {entry.space for entry in self if entry.worker.serves(model)}
-            spaces = sorted(found, key=lambda space: (space.block_tokens, space.base_model))
+            spaces = sorted(
+                found, key=lambda space: (space.block_tokens, space.lookahead_tokens, space.base_model)
+            )
             _keep(self._spaces, model, spaces)
         return spaces
 
@@ -174,8 +183,7 @@ class WorkerTable:
         if not members:
             raise NoWorkers(_why_none(model, serving, exclude))
         reference = min(entry.space.block_tokens for entry in serving)
-        rows = ((entry.worker, entry.slot) for entry in members)
-        return Pool.of(rows, block_tokens=reference, hashing=self._hashing)
+        return Pool.of(((entry.worker, entry.slot, entry.space) for entry in members), block_tokens=reference)
 
     def check(self) -> None:
         """Asserts that slots and entries agree."""

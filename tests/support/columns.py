@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from policies.types import Candidates, RoutingRequest, ServedModel, Worker
+from policies.types import Candidates, RoutingRequest, ServedModel, Slot, Worker
+from router.core.pools import Pool, hash_space_of
 
 MODEL = "model"
 REQUEST = RoutingRequest(id="r", model=MODEL)
@@ -18,6 +19,13 @@ def make_worker(worker_id: str, **fields) -> Worker:
         **fields,
     }
     return Worker(id=worker_id, **fields)
+
+
+def make_pool(members: Iterable[tuple[Worker, Slot]], *, block_tokens: int) -> Pool:
+    """A pool of workers whose blocks are as they told."""
+    return Pool.of(
+        ((worker, slot, hash_space_of(worker)) for worker, slot in members), block_tokens=block_tokens
+    )
 
 
 def make_candidates(

@@ -8,13 +8,12 @@ from policies.base import BasePolicy, Needs
 from router.core.candidates import Demand, Inputs, build_candidates, cached_tokens, overlap_lost_tokens
 from router.core.loads import ActiveSequences, Booking
 from router.core.overlap import Beliefs, Overlap
-from router.core.pools import Pool
 from router.core.prompt import Prompt
-from tests.support.columns import MODEL, REQUEST, make_candidates, make_worker
+from tests.support.columns import MODEL, REQUEST, make_candidates, make_pool, make_worker
 
 FINE, COARSE = HashSpace(MODEL, 16), HashSpace(MODEL, 64)
 WORKERS = [make_worker("fine"), make_worker("coarse", block_tokens=64)]
-POOL = Pool.of(zip(WORKERS, (0, 1), strict=True), block_tokens=16)
+POOL = make_pool(zip(WORKERS, (0, 1), strict=True), block_tokens=16)
 CHAINS = {FINE: [1, 2, 3, 4, 5, 6, 7, 8], COARSE: [101, 102]}
 
 

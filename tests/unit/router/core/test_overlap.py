@@ -9,10 +9,9 @@ from loadgen.wire import Layout, encode_batch
 from router.core.health import HealthSign
 from router.core.outcome import Outcome
 from router.core.overlap import Beliefs, Overlap
-from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.usage import Expectation
-from tests.support.columns import MODEL
+from tests.support.columns import MODEL, make_pool
 from tests.support.fleets import BLOCK, Engine, chain_of, make_core, prompt_of, publishing, request, silent
 
 FOUR = list(range(4 * BLOCK))
@@ -136,9 +135,7 @@ def test_byte_prompts_meet_predictions_only_even_on_workers_with_events():
     assert depths(core, as_bytes, now=120.0) == {"a": 0}
 
 
-@pytest.mark.parametrize(
-    "fields", [{"publishes_events": False}, {"block_tokens": None}, {"engine": "of another kind"}]
-)
+@pytest.mark.parametrize("fields", [{"publishes_events": False}, {"engine": "of another kind"}])
 def test_a_worker_whose_events_cannot_be_followed_is_predicted(fields):
     core = make_core([silent("a", **({"publishes_events": True} | fields))])
     assert core.worker("a").trust.level is TrustLevel.PREDICTED
@@ -184,7 +181,7 @@ class Believer:
 
     def __init__(self, *workers, predicted_ttl=120.0, bridge_ttl=5.0):
         self.beliefs = Beliefs(predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl)
-        self.pool = Pool.of([(worker, slot) for slot, worker in enumerate(workers)], block_tokens=BLOCK)
+        self.pool = make_pool([(worker, slot) for slot, worker in enumerate(workers)], block_tokens=BLOCK)
         self._sequences = [0] * len(workers)
         for slot, worker in enumerate(workers):
             self.beliefs.add(slot, worker)
@@ -249,7 +246,7 @@ def test_only_workers_of_the_pool_are_looked_up():
     believer = Believer(publishing("a"), silent("b"), silent("c"))
     for slot in range(3):
         believer.believe(slot)
-    believer.pool = Pool.of([(silent("b"), 1)], block_tokens=BLOCK)
+    believer.pool = make_pool([(silent("b"), 1)], block_tokens=BLOCK)
     assert believer.match().device == {1: 4}
 
 

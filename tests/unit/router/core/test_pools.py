@@ -4,14 +4,14 @@ import pytest
 
 from indexer.blocks import HashSpace
 from router.core.limits import DEFAULT_BLOCK_TOKENS
-from router.core.pools import Pool, hash_space_of
-from tests.support.columns import MODEL, make_worker
+from router.core.pools import hash_space_of
+from tests.support.columns import MODEL, make_pool, make_worker
 
 
 def pool_of(*block_sizes, reference=16):
     """Workers of these block sizes on slots 3, 4, ..."""
     members = [(make_worker(f"w{n}", block_tokens=size), 3 + n) for n, size in enumerate(block_sizes)]
-    return Pool.of(members, block_tokens=reference)
+    return make_pool(members, block_tokens=reference)
 
 
 def test_columns_are_parallel_and_rows_find_their_worker_again():
@@ -46,7 +46,7 @@ def test_scales_are_reference_blocks_in_a_block_of_each_worker(block_sizes, refe
 
 def test_base_models_of_one_block_size_have_spaces_of_their_own():
     tuned = make_worker("tuned", models=())
-    pool = Pool.of([(make_worker("w"), 0), (tuned, 1)], block_tokens=16)
+    pool = make_pool([(make_worker("w"), 0), (tuned, 1)], block_tokens=16)
     assert pool.spaces == {HashSpace(MODEL, 16): 1, HashSpace("", 16): 2}
 
 
