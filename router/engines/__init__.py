@@ -9,7 +9,14 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from router.engines import generic, sglang, vllm
-from router.engines.facts import EngineGauges, ModelList, ProbeFailed, WorkerFacts, fetch_models
+from router.engines.facts import (
+    AnnouncedEvents,
+    EngineGauges,
+    ModelList,
+    ProbeFailed,
+    WorkerFacts,
+    fetch_models,
+)
 from router.engines.gauges import GaugeNames, read_gauges
 from router.engines.http import WorkerHttp
 from router.engines.metrics_text import merge_metrics
@@ -19,13 +26,14 @@ from router.wire.openai import Slices
 
 __all__ = [
     "ENGINES",
+    "AnnouncedEvents",
     "Engine",
     "EngineGauges",
     "ProbeFailed",
     "WorkerFacts",
     "WorkerSessions",
     "merge_metrics",
-    "parse_engine_gauges",
+    "parse_rank_gauges",
     "probe",
 ]
 
@@ -58,10 +66,10 @@ async def probe(http: WorkerHttp) -> WorkerFacts:
     raise ProbeFailed("it answers neither /v1/models nor /health")
 
 
-def parse_engine_gauges(text: bytes) -> EngineGauges:
-    """The load gauges in a worker's metrics text, found by byte search; of no known engine: all None."""
+def parse_rank_gauges(text: bytes) -> Mapping[str, EngineGauges]:
+    """The load gauges in a worker's metrics text, found by byte search, by the rank's label ("" where there
+    is none); empty for no known engine."""
     for engine in ENGINES.values():
-        gauges = read_gauges(text, engine.gauges)
-        if gauges != EngineGauges():
+        if gauges := read_gauges(text, engine.gauges):
             return gauges
-    return EngineGauges()
+    return {}

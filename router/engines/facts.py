@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,17 @@ from router.engines.limits import MODELS_BYTES
 
 class ProbeFailed(Exception):
     """The worker cannot be served now; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnnouncedEvents:
+    """Where an engine itself says that it publishes KV events: rank r is `r` ports further."""
+
+    host: str
+    """"" is the host of its URL: it listens on all of its addresses."""
+    port: int
+    replay_port: int | None = None
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +43,10 @@ class WorkerFacts:
     num_blocks: int | None = None
     """KV blocks of one rank."""
     num_ranks: int = 1
-    """Data-parallel ranks behind the URL."""
+    """Data-parallel ranks behind the URL, which count from 0."""
+    rank_problem: str = ""
+    """Why a request can't be told which of them is to serve it; "" when it can."""
+    announced_events: AnnouncedEvents | None = None
     offers_tokenize: bool = False
     start_time: float | None = None
     """Start of its process in Unix seconds; a change means a restart."""
@@ -42,12 +56,25 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class EngineGauges:
-    """An engine's own view of its load, over all its ranks; None where its metrics do not say."""
+    """An engine's own view of its load, of one rank or over all; None where its metrics do not say."""
 
     running: int | None = None
     waiting: int | None = None
     kv_usage: float | None = None
-    """Share of the KV cache that running requests occupy, 0 to 1; the highest of the ranks."""
+    """Share of the KV cache that running requests occupy, 0 to 1."""
+
+    @classmethod
+    def over(cls, ranks: Iterable[EngineGauges]) -> EngineGauges:
+        """Requests summed, the highest KV usage of any."""
+        ranks = list(ranks)
+        running = [each.running for each in ranks if each.running is not None]
+        waiting = [each.waiting for each in ranks if each.waiting is not None]
+        kv_usage = [each.kv_usage for each in ranks if each.kv_usage is not None]
+        return cls(
+            running=sum(running) if running else None,
+            waiting=sum(waiting) if waiting else None,
+            kv_usage=max(kv_usage, default=None),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,16 +19,19 @@ class GaugeNames:
     """Tells data-parallel ranks apart. Series that differ in other labels repeat one rank's value."""
 
 
-def read_gauges(text: bytes, names: GaugeNames) -> EngineGauges:
-    """The gauges in a metrics text: requests summed over the ranks, the highest KV usage of any."""
+def read_gauges(text: bytes, names: GaugeNames) -> dict[str, EngineGauges]:
+    """The gauges of each rank in a metrics text, by the rank's label; "" for series without one."""
     running = _by_rank(text, names.running, names.rank_label)
     waiting = _by_rank(text, names.waiting, names.rank_label)
     kv_usage = _by_rank(text, names.kv_usage, names.rank_label)
-    return EngineGauges(
-        running=int(sum(running.values())) if running else None,
-        waiting=int(sum(waiting.values())) if waiting else None,
-        kv_usage=max(kv_usage.values()) if kv_usage else None,
-    )
+    return {
+        rank: EngineGauges(_whole(running.get(rank)), _whole(waiting.get(rank)), kv_usage.get(rank))
+        for rank in sorted(running.keys() | waiting.keys() | kv_usage.keys())
+    }
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
 
 
 def _by_rank(text: bytes, spellings: tuple[bytes, ...], rank_label: str) -> dict[str, float]:

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from router.engines.facts import ModelList, WorkerFacts
+from router.engines.facts import AnnouncedEvents, ModelList, WorkerFacts
 from router.engines.gauges import GaugeNames
 from router.engines.http import CallFailed, WorkerHttp
 from router.engines.limits import SERVER_INFO_BYTES
+from router.engines.releases import why_no_rank
 from router.engines.tokenize import json_object, offers_tokenize
 from router.wire.endpoints import Protocol
 from router.wire.openai import Slices
@@ -28,6 +29,25 @@ _INFO_PATHS = ("/server_info", "/get_server_info")
 """The second is the older name."""
 
 
+_RANK_HEADER_FROM = (0, 5, 10)
+"""Its first release that reads `X-Data-Parallel-Rank`, for chats and completions; 0.5.9 does not."""
+
+_ANY_HOST = frozenset(("", "*", "0.0.0.0", "::", "[::]"))
+"""What a publisher listens on that listens on all addresses."""
+
+
+class _KvEvents(msgspec.Struct):
+    """How newer releases announce their publisher (read in 0.5.23; 0.5.11 has it not)."""
+
+    endpoint_port_base: int
+    publisher: str = "zmq"
+    endpoint_host: str = ""
+    replay_endpoint_port_base: int | None = None
+    topic: str = ""
+    block_size: int | None = None
+    dp_size: int | None = None
+
+
 class _ServerInfo(msgspec.Struct):
     """The few of its settings and states that matter here; it sends some hundred."""
 
@@ -38,6 +58,7 @@ class _ServerInfo(msgspec.Struct):
     dp_size: int = 1
     enable_cache_report: bool | None = None
     disable_radix_cache: bool = False
+    kv_events: Any = None
 
 
 async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
@@ -46,11 +67,14 @@ async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
     if info is None:
         return None
     tokenize_problem = await offers_tokenize(http, models.base_model)
-    page_size, capacity = info.page_size or None, info.max_total_num_tokens or None
+    events = _kv_events(info)
+    # With context parallelism a block of its events is not a page.
+    block_tokens = (events.block_size if events is not None else None) or info.page_size or None
+    capacity = info.max_total_num_tokens or None
     missing = {
         "its version": not info.version,
         "a list of models": not models.models,
-        "block size (page_size in its server info)": page_size is None,
+        "block size (page_size in its server info)": block_tokens is None,
         "KV capacity (max_total_num_tokens in its server info)": capacity is None,
         "prefix caching (it is off)": info.disable_radix_cache,
         "cached tokens in usage (--enable-cache-report)": info.enable_cache_report is False,
@@ -61,9 +85,11 @@ async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
         version=info.version,
         models=models.models,
         model_entries=models.entries,
-        block_tokens=page_size,
-        num_blocks=capacity // page_size if capacity and page_size else None,
-        num_ranks=max(1, info.dp_size),
+        block_tokens=block_tokens,
+        num_blocks=capacity // block_tokens if capacity and block_tokens else None,
+        num_ranks=max(1, (events.dp_size if events is not None else None) or info.dp_size),
+        rank_problem=why_no_rank("SGLang", info.version, _RANK_HEADER_FROM),
+        announced_events=None if events is None else _announced(events),
         offers_tokenize=not tokenize_problem,
         missing=tuple(what for what, is_missing in missing.items() if is_missing),
     )
@@ -78,6 +104,24 @@ async def _server_info(http: WorkerHttp) -> _ServerInfo | None:
         except (CallFailed, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return None
+
+
+def _kv_events(info: _ServerInfo) -> _KvEvents | None:
+    """None when nothing is published over ZMQ, or the announcement is not understood."""
+    try:
+        events = msgspec.convert(info.kv_events, _KvEvents)
+    except msgspec.ValidationError:
+        return None
+    return events if events.publisher == "zmq" else None
+
+
+def _announced(events: _KvEvents) -> AnnouncedEvents:
+    return AnnouncedEvents(
+        host="" if events.endpoint_host in _ANY_HOST else events.endpoint_host,
+        port=events.endpoint_port_base,
+        replay_port=events.replay_endpoint_port_base,
+        topic=events.topic,
+    )
 
 
 # Tokens

@@ -14,6 +14,7 @@ from router.engines.gauges import GaugeNames
 from router.engines.http import CallFailed, WorkerHttp
 from router.engines.limits import METRICS_BYTES, SMALL_BYTES
 from router.engines.metrics_text import Labels, find_samples
+from router.engines.releases import why_no_rank
 from router.engines.tokenize import json_object, offers_tokenize
 from router.wire.endpoints import Protocol
 from router.wire.openai import Slices
@@ -24,6 +25,10 @@ GAUGES = GaugeNames(
     kv_usage=(b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"),
     rank_label="engine",
 )
+
+
+_RANK_HEADER_FROM = (0, 12, 0)
+"""Its first release that reads `X-data-parallel-rank`; 0.11 does not."""
 
 
 async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
@@ -54,10 +59,19 @@ async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
         block_tokens=block_tokens,
         num_blocks=num_blocks,
         num_ranks=max(1, len({labels.get("engine") for labels, _ in ranks})),
+        rank_problem=_rank_problem(version, {labels.get("engine", "") for labels, _ in ranks}),
         offers_tokenize=not tokenize_problem,
         start_time=start_times[0] if start_times else None,
         missing=tuple(what for what, is_missing in missing.items() if is_missing),
     )
+
+
+def _rank_problem(version: str, labels: set[str]) -> str:
+    """A server that runs some ranks of several counts them from another number: which one its header means
+    then is not known."""
+    if labels != {str(rank) for rank in range(len(labels))}:
+        return f"it numbers them {', '.join(sorted(labels))} instead of from 0"
+    return why_no_rank("vLLM", version, _RANK_HEADER_FROM)
 
 
 async def _get_or_empty(http: WorkerHttp, path: str, max_bytes: int) -> bytes:

@@ -3,7 +3,7 @@
 import pytest
 from msgspec import Raw, json
 
-from router.engines import ENGINES
+from router.engines import ENGINES, EngineGauges
 from router.engines.facts import ModelList
 from router.engines.gauges import read_gauges
 from router.engines.http import WorkerHttp
@@ -43,5 +43,5 @@ def test_a_request_for_tokens_names_the_model_or_is_none(name, protocol):
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_gauges_of_nothing_are_unknown(name):
-    gauges = read_gauges(b"", ENGINES[name].gauges)
+    gauges = EngineGauges.over(read_gauges(b"", ENGINES[name].gauges).values())
     assert (gauges.running, gauges.waiting, gauges.kv_usage) == (None, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadgen.mock_metrics import render_metrics
-from router.engines import parse_engine_gauges
+from router.engines import EngineGauges, parse_rank_gauges
 from tests.support.engines import answer, small_model
 
 PROMPT = list(range(100, 110))
@@ -40,5 +40,5 @@ def test_capacity_is_told_as_vllm_tells_it():
 
 def test_the_gateway_reads_its_gauges():
     text, _ = samples(small_model())
-    gauges = parse_engine_gauges(text.encode())
+    gauges = EngineGauges.over(parse_rank_gauges(text.encode()).values())
     assert (gauges.running, gauges.waiting, gauges.kv_usage) == (0, 0, 0.0)

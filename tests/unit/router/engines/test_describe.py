@@ -1,10 +1,10 @@
 """The line that says what a worker is."""
 
-import pytest
+from dataclasses import replace
 
 from policies.types import ServedModel
 from router.engines import WorkerFacts
-from router.engines.describe import describe_worker, predicted_because
+from router.engines.describe import describe_worker
 
 VLLM = WorkerFacts(
     engine="vllm",
@@ -15,12 +15,8 @@ VLLM = WorkerFacts(
 )
 
 
-def changed(**fields):
-    return WorkerFacts(**({name: getattr(VLLM, name) for name in VLLM.__slots__} | fields))
-
-
 def test_all_is_told():
-    assert describe_worker("a:8000", VLLM, "tcp://a:5557") == (
+    assert describe_worker("a:8000", VLLM, "index exact, from tcp://a:5557") == (
         "worker a:8000: vLLM 0.32.0; serves m with adapters a, b; blocks of 32 tokens; "
         "2,048 KV blocks (65,536 tokens); index exact, from tcp://a:5557"
     )
@@ -28,26 +24,15 @@ def test_all_is_told():
 
 def test_little_is_told():
     facts = WorkerFacts(engine="generic", missing=("its engine", "block size"))
-    assert describe_worker("w", facts, None) == (
+    assert describe_worker("w", facts, "index predicted: no KV event endpoint is configured") == (
         "worker w: OpenAI-compatible server; models unknown; block size unknown; KV capacity unknown; "
         "index predicted: no KV event endpoint is configured; not told: its engine, block size"
     )
 
 
-@pytest.mark.parametrize(
-    ("facts", "kv_events", "reason"),
-    [
-        (VLLM, None, "no KV event endpoint"),
-        (changed(engine="generic"), "tcp://a:1", "cannot be read"),
-        (changed(num_ranks=2), "tcp://a:1", "2 ranks"),
-        (changed(block_tokens=None), "tcp://a:1", "block size"),
-        (changed(num_blocks=None), "tcp://a:1", "capacity"),
-    ],
-)
-def test_why_an_index_is_predicted(facts, kv_events, reason):
-    assert reason in predicted_because(facts, kv_events)
-    assert f"index predicted: {predicted_because(facts, kv_events)}" in describe_worker("w", facts, kv_events)
-
-
-def test_an_index_that_will_be_exact():
-    assert predicted_because(VLLM, "tcp://a:1") is None
+def test_ranks_are_counted_and_capacity_is_that_of_each():
+    facts = replace(VLLM, num_ranks=2, models=(ServedModel("m"),))
+    assert describe_worker("w", facts, "index exact, from tcp://a:1 to tcp://a:2") == (
+        "worker w: vLLM 0.32.0; 2 data-parallel ranks; serves m; blocks of 32 tokens; "
+        "2,048 KV blocks (65,536 tokens) for each rank; index exact, from tcp://a:1 to tcp://a:2"
+    )

@@ -5,15 +5,19 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from router.engines import EngineGauges, merge_metrics, parse_engine_gauges
+from router.engines import EngineGauges, merge_metrics, parse_rank_gauges
 from router.engines.metrics_text import find_samples
 
 RECORDED = Path(__file__).parents[3] / "fixtures" / "http" / "vllm-0.32.0"
 TWO_RANKS = (RECORDED / "metrics_dp2.txt").read_bytes()
 
 
+def over_all(text: bytes) -> EngineGauges:
+    return EngineGauges.over(parse_rank_gauges(text).values())
+
+
 def test_gauges_under_load():
-    gauges = parse_engine_gauges((RECORDED / "metrics_under_load.txt").read_bytes())
+    gauges = over_all((RECORDED / "metrics_under_load.txt").read_bytes())
     assert gauges == EngineGauges(running=4, waiting=6, kv_usage=pytest.approx(0.4444, rel=1e-3))
 
 
@@ -25,7 +29,8 @@ def test_ranks_are_summed_and_the_fullest_counts():
             text = text.replace(label + b"0.0", label + b"%d.0" % value)
     label = b'vllm:kv_cache_usage_perc{engine="1",model_name="tiny-llama"} '
     text = text.replace(label + b"0.0", label + b"0.75")
-    assert parse_engine_gauges(text) == EngineGauges(running=5, waiting=5, kv_usage=0.75)
+    assert over_all(text) == EngineGauges(running=5, waiting=5, kv_usage=0.75)
+    assert parse_rank_gauges(text) == {"0": EngineGauges(2, 5, 0.0), "1": EngineGauges(3, 0, 0.75)}
 
 
 def test_series_of_one_rank_are_not_summed():
@@ -40,12 +45,12 @@ def test_series_of_one_rank_are_not_summed():
         for tp in (0, 1)
         for dp in (0, 1)
     )
-    assert parse_engine_gauges(text) == EngineGauges(running=8, waiting=2, kv_usage=0.5)
+    assert over_all(text) == EngineGauges(running=8, waiting=2, kv_usage=0.5)
 
 
 def test_the_older_name_of_the_usage():
     text = b'vllm:gpu_cache_usage_perc{model_name="m"} 0.25\n'
-    assert parse_engine_gauges(text) == EngineGauges(kv_usage=0.25)
+    assert over_all(text) == EngineGauges(kv_usage=0.25)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +66,7 @@ def test_the_older_name_of_the_usage():
     ],
 )
 def test_rubbish_has_no_gauges(text):
-    assert parse_engine_gauges(text) == EngineGauges()
+    assert over_all(text) == EngineGauges()
 
 
 def test_samples_of_longer_names_are_others():

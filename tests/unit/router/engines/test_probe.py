@@ -3,10 +3,11 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from policies.types import ServedModel
-from router.engines import ProbeFailed, probe
+from router.engines import AnnouncedEvents, ProbeFailed, probe
 from router.engines.http import WorkerHttp
 from router.engines.sessions import WorkerSessions
 from tests.support.certificates import system_trust
@@ -73,7 +74,31 @@ async def test_adapters_have_their_parent_and_entries_come_as_they_are(sessions)
 
 async def test_data_parallel_ranks_are_counted(sessions):
     facts = await facts_of(vllm_answers("0.32.0", "metrics_dp2.txt"), sessions)
-    assert (facts.num_ranks, facts.num_blocks) == (2, 128)
+    assert (facts.num_ranks, facts.num_blocks, facts.rank_problem) == (2, 128, "")
+
+
+@pytest.mark.parametrize(
+    ("version", "problem"),
+    [
+        ("0.12.0", ""),
+        ("0.12.0rc1", ""),
+        ("1.0", ""),
+        ("0.11.2", "vLLM 0.11.2 lets nobody choose one (0.12.0 and newer do)"),
+        ("dev", "vLLM dev lets nobody choose one"),
+    ],
+)
+async def test_whether_a_vllm_can_be_told_a_rank_is_a_matter_of_its_release(version, problem, sessions):
+    answer = (200, b'{"version":"%s"}' % version.encode())
+    facts = await facts_of(vllm_answers("0.32.0", "metrics_dp2.txt", **{"GET /version": answer}), sessions)
+    assert facts.rank_problem.startswith(problem)
+    assert bool(facts.rank_problem) == bool(problem)
+
+
+async def test_ranks_that_do_not_count_from_0_cannot_be_named(sessions):
+    metrics = (RECORDED / "vllm-0.32.0" / "metrics_dp2.txt").read_bytes()
+    metrics = metrics.replace(b'engine="0"', b'engine="2"').replace(b'engine="1"', b'engine="3"')
+    facts = await facts_of(vllm_answers("0.32.0", **{"GET /metrics": (200, metrics)}), sessions)
+    assert (facts.num_ranks, facts.rank_problem) == (2, "it numbers them 2, 3 instead of from 0")
 
 
 async def test_keys_go_with_every_call(sessions):
@@ -132,6 +157,40 @@ async def test_sglang_tells_all_under_either_path(path, sessions):
     assert (facts.engine, facts.version) == ("sglang", "0.5.21")
     assert (facts.block_tokens, facts.num_blocks, facts.num_ranks) == (64, 320, 1)
     assert facts.missing == ()
+
+
+def announcing(version="0.5.23", **events):
+    info = {"internal_states": [], "version": version, "page_size": 64, "max_total_num_tokens": 6400}
+    return sglang_answers(**{"GET /server_info": (200, msgspec.json.encode(info | {"kv_events": events}))})
+
+
+async def test_sglang_announces_its_publisher(sessions):
+    events = {"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": 5557, "topic": "kv",
+              "block_size": 128, "dp_size": 2, "replay_endpoint_port_base": 5601}  # fmt: skip
+    facts = await facts_of(announcing(**events), sessions)
+    assert facts.announced_events == AnnouncedEvents(host="", port=5557, replay_port=5601, topic="kv")
+    assert (facts.num_ranks, facts.rank_problem) == (2, "")
+    assert (facts.block_tokens, facts.num_blocks) == (128, 50)  # its events' blocks, not its pages
+
+
+@pytest.mark.parametrize("host", ["*", "0.0.0.0", "[::]", "::", "10.0.0.9"])
+async def test_an_announced_host_that_is_any_is_the_workers_own(host, sessions):
+    facts = await facts_of(announcing(endpoint_host=host, endpoint_port_base=5557), sessions)
+    assert facts.announced_events.host == (host if host == "10.0.0.9" else "")
+    assert facts.announced_events.replay_port is None
+
+
+@pytest.mark.parametrize(
+    "events", [{}, {"endpoint_port_base": "x"}, {"publisher": "null", "endpoint_port_base": 1}]
+)
+async def test_an_announcement_that_is_none_leaves_the_rest(events, sessions):
+    facts = await facts_of(announcing(**events), sessions)
+    assert (facts.engine, facts.announced_events, facts.block_tokens) == ("sglang", None, 64)
+
+
+async def test_sglang_before_0_5_10_cannot_be_told_a_rank(sessions):
+    facts = await facts_of(announcing("0.5.9", endpoint_port_base=5557, dp_size=2), sessions)
+    assert facts.rank_problem == "SGLang 0.5.9 lets nobody choose one (0.5.10 and newer do)"
 
 
 async def test_sglang_that_tells_little(sessions):
