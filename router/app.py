@@ -95,7 +95,7 @@ class Gateway:
             core=self.core, settings=settings, sessions=sessions, context=context, clock=self._clock
         )
         self._resources.push_async_callback(self.fleet.stop)
-        self.metrics.watch(self.core, lambda: (member.id for member in self.fleet.members))
+        self.metrics.watch(self.core, self.fleet.worker_ids)
         token_host = FleetTokenHost(self.core, self.fleet, self.metrics)
         self._tokens = TOKEN_SOURCES[settings.tokens](token_host, sessions)
         self.proxy = Proxy(

@@ -244,7 +244,7 @@ class Proxy:
                     raise
             self.core.finish(call.id, Outcome.WORKER_FAILED, now=self.clock())
             self.metrics.retry(worker.id, failure.code)
-            tried.add(worker.id)
+            tried |= self._ranks_beside(worker)
             call.attempt += 1
 
     def _decide(self, call: Call, tried: set[WorkerId]) -> Worker:
@@ -268,6 +268,10 @@ class Proxy:
 
     def _all_but(self, worker_id: WorkerId) -> set[WorkerId]:
         return {view.worker.id for view in self.core.workers()} - {worker_id}
+
+    def _ranks_beside(self, worker: Worker) -> set[WorkerId]:
+        """Itself and those that share its server, and with it most of what may have failed."""
+        return {worker.id} | {view.worker.id for view in self.core.workers() if view.worker.url == worker.url}
 
     # One attempt
 
@@ -307,6 +311,8 @@ class Proxy:
         head, request = call.head, call.request
         lines = [head.method, b" ", head.target, b" HTTP/1.1\r\n", pool.lines, head.forward]
         lines.append(self._client_keys.forwarded(head, has_worker_key=pool.has_key))
+        if not pool.names_rank:
+            lines.append(head.rank_lines)
         lines += (b"x-request-id: ", call.request_id, b"\r\n")
         if head.is_chunked or head.content_length is not None:
             lines.append(b"content-length: %d\r\n" % len(request.body))

@@ -25,10 +25,17 @@ class WorkerPool:
 
     __slots__ = (
         "__weakref__", "_address", "_connecting", "_dialer", "_idle", "_limits", "_now", "has_key", "lines",
+        "names_rank",
     )  # fmt: skip
 
     def __init__(
-        self, address: WorkerAddress, key: str | None, dialer: Dialer, limits: RelayLimits, clock: Clock
+        self,
+        address: WorkerAddress,
+        key: str | None,
+        rank: int | None,
+        dialer: Dialer,
+        limits: RelayLimits,
+        clock: Clock,
     ) -> None:
         self._address = address
         self._dialer = dialer
@@ -37,6 +44,9 @@ class WorkerPool:
         self.has_key = key is not None
         if key is not None:
             self.lines += b"authorization: Bearer %b\r\n" % key.encode()
+        self.names_rank = rank is not None
+        if rank is not None:
+            self.lines += b"x-data-parallel-rank: %d\r\n" % rank
         self._limits = limits
         self._now = clock
         self._idle: list[WorkerConnection] = []
@@ -103,9 +113,8 @@ class WorkerPool:
 
 
 class Upstream:
-    """A pool for every worker's URL and key. `key_of` gives the API key to show to a worker, or None.
-
-    Under another key it is another pool: a worker may leave and come back with a new one.
+    """A pool for every URL, key and data-parallel rank: requests to a worker begin with the same lines.
+    `key_of` gives the API key to show to a worker, or None: one may leave and come back with a new one.
     """
 
     def __init__(
@@ -117,15 +126,17 @@ class Upstream:
         self._key_of = key_of
         # A pool lives as long as a request or an open connection holds it: what it opened comes back to it,
         # also what is still connecting, and pools of workers that are gone vanish.
-        self._pools: WeakValueDictionary[tuple[str, str | None], WorkerPool] = WeakValueDictionary()
+        self._pools: WeakValueDictionary[tuple[str, str | None, int | None], WorkerPool] = (
+            WeakValueDictionary()
+        )
 
     def pool(self, worker: Worker) -> WorkerPool:
-        key = self._key_of(worker)
-        pool = self._pools.get((worker.url, key))
+        key, rank = self._key_of(worker), worker.dp_rank
+        pool = self._pools.get((worker.url, key, rank))
         if pool is None:
             address = WorkerAddress.parse(worker.url)
-            pool = WorkerPool(address, key, self._dialer, self._limits, self._clock)
-            self._pools[worker.url, key] = pool
+            pool = WorkerPool(address, key, rank, self._dialer, self._limits, self._clock)
+            self._pools[worker.url, key, rank] = pool
         return pool
 
     @property

@@ -19,11 +19,13 @@ class Fleet(Protocol):
         ...
 
     async def remove_worker(self, worker_id: str) -> None:
-        """With its index and bookings; no effect for a worker that has left."""
+        """With its index and bookings: one worker, or all ranks of a server by its id; no effect for what has
+        left."""
         ...
 
     def views(self) -> Sequence[dict[str, Any]]:
-        """A row for each worker: at least `id`, `url`, and `state`, "pending" until it has answered."""
+        """A row for each worker: at least `id`, `url`, and `state`, "pending" until it has answered; `server`
+        is the id that the ranks behind one URL have in common."""
         ...
 
     async def engine_metrics(self) -> str:

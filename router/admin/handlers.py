@@ -83,10 +83,10 @@ class Handlers:
         return json_response({"workers": list(self._fleet.views())})
 
     async def list_worker_urls(self, request: web.Request) -> web.Response:
-        return json_response({"urls": [row["url"] for row in self._fleet.views()]})
+        return json_response({"urls": list(dict.fromkeys(row["url"] for row in self._fleet.views()))})
 
     async def show_worker(self, request: web.Request) -> web.Response:
-        return json_response({"worker": self._row(request.match_info["id"])})
+        return json_response(_shown(self._rows(request.match_info["id"])))
 
     async def add_worker(self, request: web.Request) -> web.Response:
         return await self._add_worker(await _json_object(request))
@@ -95,15 +95,16 @@ class Handlers:
         return await self._add_worker(dict(request.query))
 
     async def drain_worker(self, request: web.Request) -> web.Response:
-        row = self._row(request.match_info["id"])
+        rows = self._rows(request.match_info["id"])
         draining = (await _json_object(request)).get("draining")
         if not isinstance(draining, bool):
             raise BadRequest('The body must be {"draining": true} or {"draining": false}', param="draining")
-        if row["state"] == "pending":
-            raise BadRequest(f"Worker {row['id']!r} has not answered yet: it serves nothing", param="id")
-        self._core.set_draining(row["id"], draining, now=self._clock())
-        _logger.info("worker %s %s", row["id"], "gets nothing new" if draining else "gets requests again")
-        return json_response({"worker": self._row(row["id"])})
+        if rows[0]["state"] == "pending":
+            raise BadRequest(f"Worker {rows[0]['id']!r} has not answered yet: it serves nothing", param="id")
+        for row in rows:
+            self._core.set_draining(row["id"], draining, now=self._clock())
+            _logger.info("worker %s %s", row["id"], "gets nothing new" if draining else "gets requests again")
+        return json_response(_shown(self._rows(request.match_info["id"])))
 
     async def remove_worker(self, request: web.Request) -> web.Response:
         return await self._remove_worker(request.match_info["id"])
@@ -121,22 +122,24 @@ class Handlers:
             raise BadRequest("; ".join(map(str, errors.mistakes))) from None
         except ValueError as error:
             raise BadRequest(str(error), param="url") from None
-        row = self._row(worker_id)
+        rows = self._rows(worker_id)
         _logger.info("worker %s was added", worker_id)
         # 202: it is a member of the fleet, and joins when it answers.
-        return json_response({"worker": row}, status=202 if row["state"] == "pending" else 201)
+        return json_response(_shown(rows), status=202 if rows[0]["state"] == "pending" else 201)
 
     async def _remove_worker(self, name: str) -> web.Response:
-        row = self._row(name)
-        await self._fleet.remove_worker(row["id"])
-        _logger.info("worker %s was removed", row["id"])
-        return json_response({"removed": row["id"]})
+        row = self._rows(name)[0]
+        removed = name if name == row["id"] else row["server"]
+        await self._fleet.remove_worker(removed)
+        _logger.info("worker %s was removed", removed)
+        return json_response({"removed": removed})
 
-    def _row(self, name: str) -> dict[str, Any]:
-        """The worker of that id or URL."""
-        for row in self._fleet.views():
-            if name in (row["id"], row["url"].rstrip("/")):
-                return row
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        """The worker of that id; all behind one URL by their common id or that URL."""
+        rows = self._fleet.views()
+        found = [row for row in rows if name == row["id"]]
+        if found := found or [row for row in rows if name in (row["server"], row["url"].rstrip("/"))]:
+            return found
         known = ", ".join(row["id"] for row in self._fleet.views()) or "none"
         raise NotKnown(f"No worker {name!r}; known: {known}", param="id")
 
@@ -182,6 +185,10 @@ class Handlers:
 
     def _policy(self) -> dict[str, Any]:
         return {"policy": self._core.policy.name, "parameters": dict(self._core.policy.parameters)}
+
+
+def _shown(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return {"worker": rows[0]} if len(rows) == 1 else {"workers": list(rows)}
 
 
 def _of_request(decisions: Sequence[Decision], request_id: str) -> list[Decision]:

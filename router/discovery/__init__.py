@@ -11,13 +11,16 @@ from router.discovery.static import (
     expand_worker,
     expand_workers,
 )
+from router.discovery.templates import TemplateError, at_rank
 
 __all__ = [
     "SOURCES",
     "DiscoverySource",
     "FleetDefaults",
     "StaticSource",
+    "TemplateError",
     "WorkerSpec",
+    "at_rank",
     "expand_worker",
     "expand_workers",
 ]

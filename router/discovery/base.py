@@ -22,7 +22,8 @@ class WorkerSpec:
     url: str
     """As `WorkerAddress` spells it: `http://host:port`, `https://host:port` or `unix:/path`."""
     kv_events: str | None = None
-    """ZMQ endpoint of its KV events; `bind:tcp://...` where the engine's socket connects."""
+    """ZMQ endpoint of its KV events, `bind:tcp://...` where the engine's socket connects; `templates.at_rank`
+    makes that of a data-parallel rank of it."""
     kv_replay: str | None = None
     role: Role = Role.BOTH
     api_key: str | None = field(default=None, repr=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,6 +11,8 @@ from policies.types import Role
 from router.discovery.base import WorkerSpec
 from router.discovery.templates import TemplateError, fill
 from router.worker_address import WorkerAddress
+
+_RANK_SUFFIX = re.compile(r"@\d+$")
 
 
 class ConfiguredWorker(Protocol):
@@ -108,6 +111,8 @@ def expand_worker(
 
     kv_events = endpoint("kv_events", entry.kv_events or fleet.kv_events)
     kv_replay = endpoint("kv_replay", entry.kv_replay or fleet.kv_replay)
+    if entry.name is not None and _RANK_SUFFIX.search(entry.name):
+        wrong.append(("name", f"'{entry.name}' ends like the id of a data-parallel rank (@ and a number)"))
     if entry.role not in tuple(Role):
         wrong.append(("role", f"'{entry.role}' is none of {', '.join(Role)}"))
     if wrong:

@@ -6,27 +6,40 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from indexer.feed import KvFeed
+from router.core.routing import RoutingCore
 from router.core.workers import WorkerView
-from router.engines.describe import predicted_because
+from router.fleet.member import Member
+from router.fleet.ranks import Rank
 from router.fleet.watch import WorkerWatch
 
 
-def worker_row(watch: WorkerWatch, view: WorkerView | None, feed: KvFeed) -> dict[str, Any]:
-    """`view` is None while the worker has not answered yet."""
-    spec = watch.spec
+def member_rows(member: Member, core: RoutingCore) -> list[dict[str, Any]]:
+    """A row for each rank; one alone for a member that has not answered yet."""
+    if not member.ranks:
+        return [_row(member, None, None, core.feed)]
+    return [_row(member, rank, core.worker(rank.worker.id), core.feed) for rank in member.ranks]
+
+
+def _row(member: Member, rank: Rank | None, view: WorkerView | None, feed: KvFeed) -> dict[str, Any]:
+    """`rank` and `view` are None while the worker has not answered yet."""
+    watch = member.watch
+    number = rank.worker.dp_rank if rank is not None else None
+    endpoints = rank.endpoints if rank is not None else None
     return {
-        "id": spec.id,
-        "url": spec.url,
-        "role": spec.role.value,
+        "id": rank.worker.id if rank is not None else member.id,
+        "server": member.id,
+        "dp_rank": number,
+        "url": watch.spec.url,
+        "role": watch.spec.role.value,
         "state": view.state if view is not None else "pending",
         "error": watch.error or None,
-        "trust": _trust(watch, view),
+        "trust": _trust(rank, view),
         "load": _load(view),
-        "engine_gauges": asdict(watch.gauges),
+        "engine_gauges": asdict(watch.gauges_of(number)),
         "index": _index(view),
         "engine": _engine(watch),
-        "kv_events": spec.kv_events,
-        "kv_replay": spec.kv_replay,
+        "kv_events": endpoints.events if endpoints is not None else watch.spec.kv_events,
+        "kv_replay": endpoints.replay if endpoints is not None else watch.spec.kv_replay,
         "events": _events(view, feed),
     }
 
@@ -41,11 +54,10 @@ def _events(view: WorkerView | None, feed: KvFeed) -> dict[str, Any] | None:
     return values | {"ignored": dict(stats.ignored)}
 
 
-def _trust(watch: WorkerWatch, view: WorkerView | None) -> dict[str, str] | None:
-    if view is None or watch.facts is None:
+def _trust(rank: Rank | None, view: WorkerView | None) -> dict[str, str] | None:
+    if view is None or rank is None:
         return None
-    why_predicted = predicted_because(watch.facts, watch.spec.kv_events)
-    return {"level": view.trust.level.value, "reason": why_predicted or view.trust.reason}
+    return {"level": view.trust.level.value, "reason": rank.why_predicted or view.trust.reason}
 
 
 def _load(view: WorkerView | None) -> dict[str, float] | None:
@@ -63,7 +75,12 @@ def _load(view: WorkerView | None) -> dict[str, float] | None:
 def _index(view: WorkerView | None) -> dict[str, int] | None:
     if view is None:
         return None
-    return {"num_blocks": view.num_index_blocks, "num_predicted_blocks": view.num_predicted_blocks}
+    return {
+        "block_tokens": view.space.block_tokens,
+        "lookahead_tokens": view.space.lookahead_tokens,
+        "num_blocks": view.num_index_blocks,
+        "num_predicted_blocks": view.num_predicted_blocks,
+    }
 
 
 def _engine(watch: WorkerWatch) -> dict[str, Any] | None:

@@ -5,31 +5,39 @@ What a message means is decided by the core's feed; how it arrives, by `indexer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import zmq
 
+from indexer.blocks import Layout
 from indexer.feed import KvFeed, RequestReplay
 from indexer.subscriber import KvSubscriber
 from policies.types import Slot
+from router.fleet.ranks import EventEndpoints
 
 
 class Subscription:
-    """One publisher's stream, carried into the feed under the worker's slot."""
+    """One publisher's stream, carried into the feed under the worker's slot. `on_layout` is called whenever
+    events have shown how the worker cuts its blocks."""
 
     def __init__(
         self,
         feed: KvFeed,
         slot: Slot,
+        endpoints: EventEndpoints,
         *,
-        endpoint: str,
-        replay_endpoint: str | None,
         topic: str,
         context: zmq.Context[zmq.Socket[bytes]],
+        on_layout: Callable[[], None],
     ) -> None:
         self.slot = slot
+        self.endpoints = endpoints
         self._feed = feed
-        self._subscriber = KvSubscriber(endpoint, replay_endpoint, self, context=context, topic=topic)
+        self._on_layout = on_layout
+        self._layout: Layout | None = None
+        self._subscriber = KvSubscriber(
+            endpoints.events, endpoints.replay, self, context=context, topic=topic
+        )
 
     def start(self) -> None:
         self._subscriber.start()
@@ -41,9 +49,11 @@ class Subscription:
 
     def on_message(self, sequence: int, payload: bytes) -> None:
         self._obey(self._feed.receive(self.slot, sequence, payload))
+        self._look_at_layout()
 
     def on_replay_message(self, sequence: int, payload: bytes) -> None:
         self._obey(self._feed.receive_replay(self.slot, sequence, payload))
+        self._look_at_layout()
 
     def on_replay_end(self) -> None:
         self._obey(self._feed.replay_ended(self.slot))
@@ -59,6 +69,12 @@ class Subscription:
 
     def on_malformed(self, reason: str) -> None:
         self._feed.malformed(self.slot, reason)
+
+    def _look_at_layout(self) -> None:
+        layout = self._feed.layout(self.slot)
+        if layout is not self._layout:
+            self._layout = layout
+            self._on_layout()
 
     def _obey(self, commands: Iterable[RequestReplay]) -> None:
         for command in commands:

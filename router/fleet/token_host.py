@@ -56,7 +56,8 @@ class FleetTokenHost:
     def _find_targets(self, model: str) -> list[TokenizeTarget]:
         targets = []
         for member in self._fleet.members:
-            facts, view = member.watch.facts, self._core.worker(member.id)
+            # Its ranks share one server: any of them speaks for it.
+            facts, view = member.watch.facts, self._core.worker(member.worker_ids[0])
             if facts is None or view is None or view.health is not Health.HEALTHY:
                 continue
             if facts.offers_tokenize and view.worker.serves(model):

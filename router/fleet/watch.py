@@ -5,23 +5,23 @@ Asks and remembers, nothing more: what a sighting means for routing, and when to
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from policies.types import Worker
 from router.discovery import WorkerSpec
 from router.engines import (
     EngineGauges,
     ProbeFailed,
     WorkerFacts,
     WorkerSessions,
-    parse_engine_gauges,
+    parse_rank_gauges,
     probe,
 )
-from router.engines.describe import describe_worker, predicted_because
+from router.engines.describe import describe_worker
 from router.engines.http import CallFailed, WorkerHttp
 from router.engines.limits import METRICS_BYTES, SMALL_BYTES
 from router.engines.metrics_text import find_samples
+from router.fleet.ranks import Rank, ranks_of
 
 
 class Sighting(StrEnum):
@@ -51,7 +51,11 @@ class WorkerWatch:
         self.spec = spec
         self.headers = headers
         self.facts: WorkerFacts | None = None
+        self.ranks: tuple[Rank, ...] = ()
+        """What requests can be sent to; none until it has answered once."""
         self.gauges = EngineGauges()
+        self.rank_gauges: Mapping[str, EngineGauges] = {}
+        """By the rank's number as the engine spells it."""
         self.metrics_text = b""
         self.error = "not probed yet"
         """Why it can't be served now, in words; "" when it can."""
@@ -59,11 +63,6 @@ class WorkerWatch:
         self._health_seconds = health_seconds
         self._health_due_at = 0.0
         self._is_doubted = False
-
-    @property
-    def worker(self) -> Worker | None:
-        """The worker as routing knows it; None until it has answered once."""
-        return None if self.facts is None else worker_of(self.spec, self.facts)
 
     @property
     def has_metrics(self) -> bool:
@@ -76,7 +75,11 @@ class WorkerWatch:
     def describe(self) -> str:
         """One line: what it is and how far its index can be believed."""
         assert self.facts is not None
-        return describe_worker(self.spec.id, self.facts, self.spec.kv_events)
+        return describe_worker(self.spec.id, self.facts, _describe_index(self.ranks, self.spec))
+
+    def gauges_of(self, rank: int | None) -> EngineGauges:
+        """Of one data-parallel rank, or of all that stand behind one worker."""
+        return self.gauges if rank is None else self.rank_gauges.get(str(rank), EngineGauges())
 
     async def look(self, now: float) -> Sighting:
         """Ask the worker; never raises for what it does."""
@@ -86,13 +89,14 @@ class WorkerWatch:
             return await self._check(now)
         except (ProbeFailed, CallFailed) as error:
             self.error = str(error)
-            self.gauges = EngineGauges()
+            self._read_gauges(b"")
             return Sighting.FAILED
 
     async def identify(self, now: float) -> Sighting:
         """Ask what it is. Raises ProbeFailed."""
         known, was_away = self.facts, bool(self.error)
         self.facts = await probe(self._http)
+        self.ranks = ranks_of(self.spec, self.facts)
         self.error = ""
         self._is_doubted = False
         self._health_due_at = now + self._health_seconds
@@ -106,10 +110,14 @@ class WorkerWatch:
             await self._ask("/health", SMALL_BYTES)
         if self.has_metrics:
             self.metrics_text = await self._ask("/metrics", METRICS_BYTES)
-            self.gauges = parse_engine_gauges(self.metrics_text)
+            self._read_gauges(self.metrics_text)
             if self._is_another_process():
                 return await self.identify(now)
         return Sighting.ALIVE
+
+    def _read_gauges(self, text: bytes) -> None:
+        self.rank_gauges = parse_rank_gauges(text)
+        self.gauges = EngineGauges.over(self.rank_gauges.values())
 
     async def _ask(self, path: str, max_bytes: int) -> bytes:
         answer = await self._http.get(path, max_bytes)
@@ -131,17 +139,11 @@ def _is_restarted(known: WorkerFacts, facts: WorkerFacts, *, was_away: bool) -> 
     return facts.start_time != known.start_time
 
 
-def worker_of(spec: WorkerSpec, facts: WorkerFacts) -> Worker:
-    """What was configured and what was found out, as one value."""
-    return Worker(
-        id=spec.id,
-        url=spec.url,
-        models=facts.models,
-        engine=facts.engine,
-        version=facts.version,
-        role=spec.role,
-        block_tokens=facts.block_tokens,
-        num_blocks=facts.num_blocks,
-        publishes_events=predicted_because(facts, spec.kv_events) is None,
-        replays_events=spec.kv_replay is not None,
-    )
+def _describe_index(ranks: Sequence[Rank], spec: WorkerSpec) -> str:
+    first, last = ranks[0], ranks[-1]
+    if first.why_predicted or first.endpoints is None or last.endpoints is None:
+        return f"index predicted: {first.why_predicted}"
+    place = first.endpoints.events
+    if first is not last:
+        place += f" to {last.endpoints.events}"
+    return f"index exact, from {place}" + (" as it announces" if spec.kv_events is None else "")

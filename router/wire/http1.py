@@ -38,6 +38,7 @@ _REQUEST_SPECIAL = HOP_BY_HOP | {
     b"authorization",
     b"x-api-key",
     b"x-request-id",
+    b"x-data-parallel-rank",
 }
 _RESPONSE_SPECIAL = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-worker"}
 _NEVER_DROPPED = frozenset((b"close", b"content-type", b"content-encoding", b"content-length"))
@@ -51,8 +52,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 class RequestHead:
     """A client's request line and headers, ready for forwarding.
 
-    `forward` is the block of header lines that go to the worker as they are. Credentials, `x-request-id` and
-    lengths are not in it: who forwards decides about them.
+    `forward` is the block of header lines that go to the worker as they are. Credentials, `x-request-id`,
+    `x-data-parallel-rank` and lengths are not in it: who forwards decides about them.
     """
 
     method: bytes
@@ -64,6 +65,8 @@ class RequestHead:
     request_id: bytes = b""
     authorization: bytes = b""
     api_key: bytes = b""
+    rank_lines: bytes = b""
+    """The data-parallel rank that the client asks for, as header lines."""
     content_type: bytes = b""
     content_length: int | None = None
     is_chunked: bool = False
@@ -176,6 +179,8 @@ def _apply_request_special(head: RequestHead, key: bytes, value: bytes, lines: l
         head.authorization = value
     elif key == b"x-api-key":
         head.api_key = value
+    elif key == b"x-data-parallel-rank":
+        head.rank_lines += b"x-data-parallel-rank: %b\r\n" % value
     elif key == b"connection":
         _drop_named(value, lines)
     elif key == b"transfer-encoding":

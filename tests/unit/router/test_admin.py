@@ -40,7 +40,8 @@ class FakeFleet:
         return worker_id
 
     async def remove_worker(self, worker_id):
-        self._reconcile([each for each in self._workers() if each.id != worker_id])
+        gone = [row["id"] for row in self.views() if worker_id in (row["id"], row["server"])]
+        self._reconcile([each for each in self._workers() if each.id not in gone])
 
     def views(self):
         pending = [row(worker_id, url, "pending") for worker_id, url in self.pending.items()]
@@ -57,7 +58,7 @@ class FakeFleet:
 
 
 def row(worker_id, url, state="healthy"):
-    return {"id": worker_id, "url": url, "state": state}
+    return {"id": worker_id, "server": worker_id.partition("@")[0], "url": url, "state": state}
 
 
 @pytest.fixture

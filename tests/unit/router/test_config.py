@@ -446,7 +446,7 @@ def test_workers_that_cannot_be_join_the_list():
     argv = ["--worker-urls", "http://a", "ftp://b", "http://a", "--kv-events", "tcp://{hots}:1"]
     assert mistakes_of("--port", "x", *argv) == [
         "--port: must be a whole number from 0 to 65535, not 'x'",
-        "--kv-events: '{hots}': expected {host}, or a sum of port, index and whole numbers",
+        "--kv-events: '{hots}': expected {host}, or a sum of port, index, rank and whole numbers",
         "--worker-urls: 'ftp://b': expected http://host:port, https://host:port or unix:/path/to.sock",
     ]
     text = "workers: [{url: 'http://a', kv_events: 'udp://a'}]"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.discovery.templates import TemplateError, fill
+from router.discovery.templates import TemplateError, at_rank, fill
 from router.worker_address import WorkerAddress
 
 
@@ -39,8 +39,40 @@ def test_a_worker_behind_a_unix_socket_is_on_this_host_and_has_no_port():
 
 
 @pytest.mark.parametrize(
+    ("template", "endpoints"),
+    [
+        ("tcp://{host}:5557", ["tcp://h:5557", "tcp://h:5558", "tcp://h:5559"]),
+        ("tcp://{host}:{port+10}", ["tcp://h:8013", "tcp://h:8014", "tcp://h:8015"]),
+        ("tcp://{host}:{5557+10*rank}", ["tcp://h:5557", "tcp://h:5567", "tcp://h:5577"]),
+        ("tcp://{host}:{rank*index+5557-rank}", ["tcp://h:5557", "tcp://h:5559", "tcp://h:5561"]),
+        ("tcp://{host}:{5557-rank}", ["tcp://h:5557", "tcp://h:5556", "tcp://h:5555"]),
+        ("tcp://node-{rank}:5557", ["tcp://node-0:5557", "tcp://node-1:5557", "tcp://node-2:5557"]),
+        ("tcp://[::1]:5557", ["tcp://[::1]:5557", "tcp://[::1]:5558", "tcp://[::1]:5559"]),
+        ("bind:tcp://*:5600", ["bind:tcp://*:5600", "bind:tcp://*:5601", "bind:tcp://*:5602"]),
+        ("ipc:///run/kv-{rank}", ["ipc:///run/kv-0", "ipc:///run/kv-1", "ipc:///run/kv-2"]),
+    ],
+)
+def test_each_rank_has_its_own(template, endpoints):
+    endpoint = fill(template, WorkerAddress.parse("h:8003"), index=3)
+    assert [at_rank(endpoint, rank) for rank in range(3)] == endpoints
+
+
+def test_one_socket_is_not_for_several_ranks():
+    assert at_rank("ipc:///run/kv", 0) == "ipc:///run/kv"
+    with pytest.raises(TemplateError, match=r"'ipc:///run/kv' is one socket for several data-parallel ranks"):
+        at_rank("ipc:///run/kv", 1)
+
+
+def test_ports_end_for_ranks_too():
+    assert at_rank("tcp://h:65534", 1) == "tcp://h:65535"
+    with pytest.raises(TemplateError, match="a port from 1 to 65535"):
+        at_rank("tcp://h:65534", 2)
+
+
+@pytest.mark.parametrize(
     "template",
     [
+        "tcp://{host}:{5557+rank*rank}",
         "tcp://{host}:{prt}",
         "tcp://{host}:{}",
         "tcp://{host}:{port+}",

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from router.discovery import WorkerSpec
-from router.engines import WorkerFacts
 from router.engines.sessions import WorkerSessions
-from router.fleet.watch import Sighting, WorkerWatch, worker_of
+from router.fleet.watch import Sighting, WorkerWatch
 from tests.support.certificates import system_trust
 from tests.support.fake_worker import FakeWorker
 
@@ -43,9 +42,9 @@ def watch_of(worker: FakeWorker, sessions: WorkerSessions) -> WorkerWatch:
 async def test_the_first_look_identifies_and_the_next_ones_read_gauges(sessions) -> None:
     async with FakeWorker(vllm_answers()) as worker:
         watch = watch_of(worker, sessions)
-        assert watch.worker is None
+        assert watch.ranks == ()
         assert await watch.look(0.0) is Sighting.IDENTIFIED
-        assert watch.worker.block_tokens == 16
+        assert watch.ranks[0].worker.block_tokens == 16
         assert await watch.look(1.0) is Sighting.ALIVE
         assert watch.gauges.running == 3
         assert worker.bodies("/version") == [b""]  # asked once
@@ -119,26 +118,4 @@ async def test_a_doubted_worker_is_asked_anew_what_it_is(sessions) -> None:
         assert await watch.look(1.0) is Sighting.ALIVE
         watch.doubt()
         assert await watch.look(2.0) is Sighting.IDENTIFIED
-        assert watch.worker.base_model == "other"
-
-
-EXACT = WorkerFacts(engine="vllm", block_tokens=16, num_blocks=10)
-
-
-@pytest.mark.parametrize(
-    ("facts", "kv_events", "publishes"),
-    [
-        (EXACT, "tcp://h:1", True),
-        (EXACT, None, False),
-        (WorkerFacts(engine="vllm", num_blocks=10), "tcp://h:1", False),
-        (WorkerFacts(engine="vllm", block_tokens=16), "tcp://h:1", False),
-        (WorkerFacts(engine="vllm", block_tokens=16, num_blocks=10, num_ranks=2), "tcp://h:1", False),
-        (WorkerFacts(engine="generic"), "tcp://h:1", False),
-    ],
-)
-def test_events_are_listened_to_only_where_they_can_be_exact(facts, kv_events, publishes) -> None:
-    spec = WorkerSpec(id="w", url="http://h:8000", kv_events=kv_events, kv_replay="tcp://h:2")
-    worker = worker_of(spec, facts)
-    assert worker.publishes_events is publishes
-    assert worker.replays_events
-    assert worker.block_tokens == facts.block_tokens
+        assert watch.ranks[0].worker.base_model == "other"

@@ -175,3 +175,10 @@ def test_own_answers() -> None:
 
 def test_chunks() -> None:
     assert http1.chunk(b"x" * 26) == b"1a\r\n" + b"x" * 26 + b"\r\n"
+
+
+def test_the_rank_that_a_client_asks_for_is_kept_apart():
+    headers = [(b"Host", b"h"), (b"X-Data-Parallel-Rank", b"3"), (b"X-Other", b"1")]
+    head = read_request_head(b"POST", b"/v1/completions", "1.1", True, headers)
+    assert head.rank_lines == b"x-data-parallel-rank: 3\r\n"
+    assert head.forward == b"X-Other: 1\r\n"

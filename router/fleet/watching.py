@@ -1,0 +1,149 @@
+"""Looks at the members, each in a task of its own; the core is told what they show, and the log what is news.
+
+Who the members are is `membership`'s business, what a look asks that of `watch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from indexer.trust import Trust, TrustLevel
+from policies.types import WorkerId
+from router.config import Settings
+from router.core.health import HealthSign
+from router.core.routing import RoutingCore
+from router.fleet.limits import REPROBE_SECONDS, RETRY_SECONDS
+from router.fleet.member import Member
+from router.fleet.membership import Membership
+from router.fleet.watch import Sighting
+from router.tasks import start_task
+
+_logger = logging.getLogger("kvgate.fleet")
+
+
+class Watching:
+    """Rounds of looking, and single looks out of turn."""
+
+    def __init__(
+        self,
+        core: RoutingCore,
+        membership: Membership,
+        settings: Settings,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._membership = membership
+        self._settings = settings
+        self._clock = clock
+        self._reprobe: asyncio.Task[None] | None = None
+        self._reprobe_due_at = 0.0
+
+    @property
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Besides those of the members."""
+        return [] if self._reprobe is None else [self._reprobe]
+
+    async def watch(self, member: Member) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            member.wake.clear()
+            await self._look(member)
+            try:
+                async with asyncio.timeout(self._pause_after(member)):
+                    await member.wake.wait()
+            except TimeoutError:
+                pass
+
+    async def reprobe(self, model: str) -> None:
+        """Ask every member anew what it serves; callers share one round, and rounds keep their distance."""
+        if self._reprobe is None:
+            if self._clock() < self._reprobe_due_at:
+                return
+            self._reprobe = start_task(self._ask_all_anew(), f"look for model {model}")
+        await asyncio.shield(self._reprobe)
+
+    async def _ask_all_anew(self) -> None:
+        try:
+            known = [member for member in self._membership.members if not member.watch.error]
+            for member in known:
+                member.watch.doubt()
+            await asyncio.gather(*(self._look(member) for member in known))
+        finally:
+            self._reprobe = None
+            self._reprobe_due_at = self._clock() + REPROBE_SECONDS
+
+    def doubt(self, member: Member) -> None:
+        """Connecting failed: its ranks get no requests before it was looked at, which is done at once."""
+        self._observe(member, HealthSign.CONNECT_FAILED)
+        member.watch.doubt()
+        member.wake.set()
+        self._membership.changed()
+
+    async def _look(self, member: Member) -> None:
+        former_error = member.watch.error
+        sighting = await member.watch.look(self._clock())
+        if sighting is Sighting.FAILED:
+            self._note_failure(member, is_news=member.watch.error != former_error)
+        elif sighting is Sighting.ALIVE:
+            self._observe(member, HealthSign.PROBE_OK)
+        else:
+            self._note_identity(member, sighting)
+        self._note_ranks(member)
+        member.looked.set()
+
+    def _pause_after(self, member: Member) -> float:
+        if member.watch.error:
+            return RETRY_SECONDS
+        if member.watch.has_metrics:
+            return min(self._settings.load_monitor_interval, self._settings.health_check_interval_secs)
+        return self._settings.health_check_interval_secs
+
+    def _observe(self, member: Member, sign: HealthSign) -> None:
+        """Ranks share their server: they live and fail together."""
+        for worker_id in member.worker_ids:
+            self._core.observe_health(worker_id, sign, now=self._clock())
+
+    def _note_failure(self, member: Member, *, is_news: bool) -> None:
+        what = "does not answer yet" if member.watch.facts is None else "is not served any more"
+        level = logging.WARNING if is_news else logging.DEBUG
+        _logger.log(
+            level, "worker %s: %s (%s); tried again in the background", member.id, what, member.watch.error
+        )
+        self._observe(member, HealthSign.PROBE_FAILED)
+        self._membership.changed()
+
+    def _note_identity(self, member: Member, sighting: Sighting) -> None:
+        if self._membership.member_of(member.id) is not member:
+            return  # it was removed while it was asked
+        restarted, line = sighting is Sighting.RESTARTED, member.watch.describe()
+        if restarted or line != member.described:
+            _logger.info("%s%s", line, "; it has restarted" if restarted else "")
+        member.described = line
+        self._membership.reconcile()
+        self._observe(member, HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK)
+        self._membership.changed()
+
+    def _note_ranks(self, member: Member) -> None:
+        for rank in member.ranks:
+            if rank.worker.publishes_events and (view := self._core.worker(rank.worker.id)) is not None:
+                self._membership.listening.adopt_layout(rank.worker)
+                self._note_trust(member, rank.worker.id, view.trust)
+
+    def _note_trust(self, member: Member, worker_id: WorkerId, trust: Trust) -> None:
+        """An index that stays inexact from one look to the next costs hits: say so, once, and say when it is
+        mended."""
+        is_exact = trust.level is TrustLevel.EXACT
+        was_warned, is_old_doubt = worker_id in member.warned, trust == member.doubts.get(worker_id)
+        if is_exact and was_warned:
+            _logger.info("worker %s: its index is exact again", worker_id)
+        elif not is_exact and is_old_doubt and not was_warned:
+            _logger.warning("worker %s: its index is %s: %s", worker_id, trust.level.value, trust.reason)
+        if is_exact:
+            member.warned.discard(worker_id)
+            member.doubts.pop(worker_id, None)
+        else:
+            member.doubts[worker_id] = trust
+            if is_old_doubt:
+                member.warned.add(worker_id)
