@@ -6,6 +6,7 @@ How members are looked at is in `watching`, what their ranks are in `ranks`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -19,6 +20,8 @@ from router.fleet.listening import Listening
 from router.fleet.member import Member
 from router.fleet.ranks import Rank, without_shared_endpoints
 from router.fleet.watch import WorkerWatch
+
+_logger = logging.getLogger("kvgate.fleet")
 
 
 class Membership:
@@ -130,10 +133,17 @@ class Membership:
         by_id = {rank.worker.id: rank for rank in ranks}
         self._by_worker.clear()
         for member in self.members:
-            member.ranks = [by_id[rank.worker.id] for rank in _served(member)]
+            member.ranks, former = [by_id[rank.worker.id] for rank in _served(member)], member.ranks
+            _warn_of_shared_endpoints(member, former)
             self._by_worker.update(dict.fromkeys((rank.worker.id for rank in member.ranks), member))
         self.listening.follow(ranks)
         self.changed()
+
+
+def _warn_of_shared_endpoints(member: Member, former: Sequence[Rank]) -> None:
+    for rank in member.ranks:
+        if rank not in member.watch.ranks and rank not in former:
+            _logger.warning("worker %s: index predicted: %s", rank.worker.id, rank.why_predicted)
 
 
 def _served(member: Member) -> list[Rank]:

@@ -77,6 +77,12 @@ class WorkerWatch:
         assert self.facts is not None
         return describe_worker(self.spec.id, self.facts, _describe_index(self.ranks, self.spec))
 
+    @property
+    def is_let_down(self) -> bool:
+        """Its events are asked for, and it is an engine that sends some, but they can't be used."""
+        is_asked = self.spec.kv_events is not None and self.has_metrics
+        return is_asked and any(rank.why_predicted for rank in self.ranks)
+
     def gauges_of(self, rank: int | None) -> EngineGauges:
         """Of one data-parallel rank, or of all that stand behind one worker."""
         return self.gauges if rank is None else self.rank_gauges.get(str(rank), EngineGauges())

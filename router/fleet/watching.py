@@ -119,7 +119,8 @@ class Watching:
             return  # it was removed while it was asked
         restarted, line = sighting is Sighting.RESTARTED, member.watch.describe()
         if restarted or line != member.described:
-            _logger.info("%s%s", line, "; it has restarted" if restarted else "")
+            level = logging.WARNING if member.watch.is_let_down else logging.INFO
+            _logger.log(level, "%s%s", line, "; it has restarted" if restarted else "")
         member.described = line
         self._membership.reconcile()
         self._observe(member, HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK)

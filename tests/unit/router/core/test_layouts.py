@@ -1,4 +1,4 @@
-"""A worker's blocks turn out to be others than it told: its events' word counts, and nothing is lost or invented."""
+"""A worker's blocks are others than it told: its events' word counts, nothing is lost or invented."""
 
 from __future__ import annotations
 
