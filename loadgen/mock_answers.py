@@ -1,4 +1,4 @@
-"""The bytes that a mock worker answers with, in the event shapes that vLLM 0.32 was recorded with.
+"""The bytes that a mock worker answers with, in the shapes that vLLM 0.32 was recorded with, and in SGLang's.
 
 One class per protocol, one instance per request. A stream is `opening`, one `token` per generated token and
 `closing`; every event is one HTTP chunk, as vLLM's are. A token's event is made by joining three byte
@@ -278,6 +278,40 @@ class MessagesAnswer:
             "stop_sequence": None,
             "usage": usage,
         }
+
+
+class GenerateAnswer:
+    """SGLang's own protocol: every event of a stream repeats the text so far."""
+
+    def __init__(self, request_id: str, model: str, created: int, *, include_usage: bool) -> None:
+        del model, created, include_usage  # no fields for these
+        self.id = request_id
+        self._text = ""
+
+    def opening(self) -> bytes:
+        return b""
+
+    def token(self, text: str, finish_reason: str | None) -> bytes:
+        self._text += text
+        if finish_reason is not None:
+            return b""  # the last event has the counts, and comes with them
+        return event({"text": self._text, "meta_info": {"id": self.id, "finish_reason": None}})
+
+    def closing(self, usage: Usage, text: str) -> bytes:
+        return event(self._content(text, usage, "length")) + chunk(DONE)
+
+    def body(self, text: str, usage: Usage, finish_reason: str) -> bytes:
+        return msgspec.json.encode(self._content(text, usage, finish_reason))
+
+    def _content(self, text: str, usage: Usage, finish_reason: str) -> dict[str, Any]:
+        meta_info = {
+            "id": self.id,
+            "finish_reason": {"type": finish_reason, "length": usage.completion_tokens},
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "cached_tokens": usage.cached_tokens or 0,
+        }
+        return {"text": text, "meta_info": meta_info}
 
 
 def _named(kind: str, **data: object) -> bytes:

@@ -1,4 +1,4 @@
-"""What clients may ask of a mock worker: bodies of the four generation protocols, of `/tokenize` and friends.
+"""What clients may ask of a mock worker: bodies of the generation protocols, of `/tokenize` and friends.
 
 Each becomes token ids and limits; the shape of the answers is in `mock_answers`. No sockets here.
 """
@@ -86,6 +86,18 @@ class MessagesBody(msgspec.Struct):
     system: Content = None
     max_tokens: int | None = None
     stream: bool | None = None
+
+
+class SamplingParams(msgspec.Struct):
+    max_new_tokens: int | None = None
+
+
+class GenerateBody(msgspec.Struct):
+    text: str | None = None
+    input_ids: list[int] | None = None
+    sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
+    stream: bool | None = None
+    cache_salt: str | None = None
 
 
 class TokenizeBody(msgspec.Struct):
@@ -176,6 +188,20 @@ def parse_messages(body: bytes) -> GenerationRequest:
         token_ids=_chat_tokens(messages),
         max_tokens=parsed.max_tokens,
         stream=bool(parsed.stream),
+    )
+
+
+def parse_generate(body: bytes) -> GenerationRequest:
+    """SGLang's own protocol; it names no model."""
+    wanted = decode(body, GenerateBody)
+    if (wanted.text is None) == (wanted.input_ids is None):
+        raise ApiError(400, "either text or input_ids must be given", param="text")
+    return GenerationRequest(
+        model=None,
+        token_ids=tokenize(wanted.text) if wanted.text is not None else _checked_ids(wanted.input_ids or []),
+        max_tokens=wanted.sampling_params.max_new_tokens,
+        stream=bool(wanted.stream),
+        cache_salt=wanted.cache_salt or "",
     )
 
 

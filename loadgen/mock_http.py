@@ -1,56 +1,51 @@
-"""The HTTP face of a mock worker: vLLM's paths around one engine. Faults and life cycle are in
-`mock_worker`."""
+"""The HTTP face that all mock workers have in common: generation, tokens, models, health.
+
+What one engine has besides is in `mock_vllm` and `mock_sglang`; faults and life cycle are in `mock_process`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
 from aiohttp import HttpVersion11, web
 
-from loadgen.engine import EngineModel
 from loadgen.mock_answers import (
     Answer,
     ChatAnswer,
     CompletionAnswer,
-    MessagesAnswer,
-    ResponsesAnswer,
     Usage,
 )
 from loadgen.mock_api import (
     DEFAULT_MAX_TOKENS,
     ApiError,
     DetokenizeBody,
-    EmbeddingsBody,
     GenerationRequest,
     TokenizeBody,
     decode,
     parse_chat,
     parse_completion,
-    parse_messages,
-    parse_responses,
     text_of_tokens,
     tokens_of,
 )
 from loadgen.mock_driver import RealTimeDriver
-from loadgen.mock_metrics import render_metrics
+from loadgen.mock_ranks import MockRank, busy_least, rank_named
 from loadgen.sequences import EngineSequence
-from loadgen.tokenizer import FIRST_WORD, TOKEN_TEXT, tokenize
+from loadgen.tokenizer import FIRST_WORD, TOKEN_TEXT
+from loadgen.wire import Release
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
-EMBEDDING = [0.0, 0.6, 0.8]
+RANK_HEADER = "X-data-parallel-rank"
 
 AnswerFactory = Callable[..., Answer]
 Parser = Callable[[bytes], GenerationRequest]
 
-GENERATION_PATHS: Mapping[str, tuple[Parser, AnswerFactory]] = {
+OPENAI_PATHS: Mapping[str, tuple[Parser, AnswerFactory]] = {
     "/v1/chat/completions": (parse_chat, ChatAnswer),
     "/v1/completions": (parse_completion, CompletionAnswer),
-    "/v1/responses": (parse_responses, ResponsesAnswer),
-    "/v1/messages": (parse_messages, MessagesAnswer),
 }
 
 
@@ -66,15 +61,31 @@ class Identity:
 
 
 class Host(Protocol):
-    """The worker behind the paths; engine and driver change with every incarnation."""
+    """The worker behind the paths; its ranks change with every incarnation."""
 
-    driver: RealTimeDriver
+    ranks: Sequence[MockRank]
     identity: Identity
+    release: Release
+    topic: str
     cut_after_tokens: int | None
+    told_block_tokens: int | None
+    """What it says of its block size."""
     reports_miss: bool
-    """Whether `usage` has details on a miss too; 0.23 left them out."""
+    """Whether `usage` has details on a miss too; vLLM 0.23 and SGLang leave them out."""
+
+    @property
+    def events_port(self) -> int:
+        """Of rank 0; the others follow."""
+        ...
+
+    @property
+    def replay_port(self) -> int: ...
 
     def next_request_id(self) -> str: ...
+
+    def next_turn(self) -> int:
+        """Counts the requests that name no rank."""
+        ...
 
     def wall_seconds(self) -> float:
         """Unix seconds."""
@@ -130,54 +141,70 @@ def usage_of(sequence: EngineSequence, host: Host) -> Usage:
     )
 
 
-class VllmApi:
+class EngineApi:
     """Request handlers for one worker."""
+
+    owner: str
+    """Who signs the entries of `/v1/models`."""
+    protocols: Mapping[str, tuple[Parser, AnswerFactory]]
+    """The paths that generate text."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
 
     def add_routes(self, app: web.Application) -> None:
-        for path in GENERATION_PATHS:
+        for path in self.protocols:
             app.router.add_post(path, self.generate)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
-        app.router.add_post("/v1/embeddings", self.embeddings)
-        app.router.add_post("/reset_prefix_cache", self.reset_prefix_cache)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/health", self.health)
-        app.router.add_get("/ping", self.health)
-        app.router.add_get("/version", self.version)
-        app.router.add_get("/load", self.load)
         app.router.add_get("/metrics", self.metrics)
 
+    def error_body(self, error: ApiError) -> bytes:
+        raise NotImplementedError
+
+    def render_metrics(self) -> str:
+        raise NotImplementedError
+
     @property
-    def _model(self) -> EngineModel:
-        return self._host.driver.model
+    def _context_limit(self) -> int:
+        return self._host.ranks[0].model.settings.context_limit
+
+    def _rank_for(self, request: web.Request) -> MockRank:
+        ranks, name = self._host.ranks, request.headers.get(RANK_HEADER)
+        named = rank_named(ranks, name) if name is not None and self._host.release.reads_rank else None
+        return named or busy_least(ranks, self._host.next_turn())
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        parse, answer_factory = GENERATION_PATHS[request.path]
+        parse, answer_factory = self.protocols[request.path]
         wanted = parse(await request.read())
         name, adapter = self._resolve(wanted.model)
         request_id = request.headers.get("X-Request-Id") or self._host.next_request_id()
         created = int(self._host.wall_seconds())
         answer = answer_factory(request_id, name, created, include_usage=wanted.include_usage)
         max_tokens = self._checked_max_tokens(wanted)
-        sequence = self._model.submit(
+        rank = self._rank_for(request)
+        sequence = rank.model.submit(
             request_id, wanted.token_ids, max_tokens, adapter=adapter, cache_salt=wanted.cache_salt
         )
         finish_reason = "stop" if wanted.max_tokens is None else "length"
         if wanted.stream:
-            return await self._stream(request, sequence, answer, finish_reason)
-        return await self._collect(sequence, answer, finish_reason)
+            return await self._stream(request, rank.driver, sequence, answer, finish_reason)
+        return await self._collect(rank.driver, sequence, answer, finish_reason)
 
     async def _stream(
-        self, request: web.Request, sequence: EngineSequence, answer: Answer, finish_reason: str
+        self,
+        request: web.Request,
+        driver: RealTimeDriver,
+        sequence: EngineSequence,
+        answer: Answer,
+        finish_reason: str,
     ) -> web.StreamResponse:
-        driver = self._host.driver
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         response.enable_chunked_encoding()
         try:
-            # The head leaves at once and the first token after prefill, as from vLLM's HTTP server.
+            # The head leaves at once and the first token after prefill, as from the engines' HTTP servers.
             await response.prepare(request)
             transport = request.transport
             if transport is None:
@@ -190,8 +217,9 @@ class VllmApi:
         await response.write_eof()
         return response
 
-    async def _collect(self, sequence: EngineSequence, answer: Answer, finish_reason: str) -> web.Response:
-        driver = self._host.driver
+    async def _collect(
+        self, driver: RealTimeDriver, sequence: EngineSequence, answer: Answer, finish_reason: str
+    ) -> web.Response:
         sink = CollectSink()
         try:
             driver.submit(sequence, sink)
@@ -205,25 +233,12 @@ class VllmApi:
         body = decode(await request.read(), TokenizeBody)
         self._resolve(body.model)
         token_ids = tokens_of(body)
-        limit = self._model.settings.context_limit
         return json_response(
-            {"count": len(token_ids), "max_model_len": limit, "tokens": token_ids, "token_strs": None}
+            {"count": len(token_ids), "max_model_len": self._context_limit, "tokens": token_ids}
         )
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return json_response({"prompt": text_of_tokens(decode(await request.read(), DetokenizeBody))})
-
-    async def embeddings(self, request: web.Request) -> web.Response:
-        body = decode(await request.read(), EmbeddingsBody)
-        name, _adapter = self._resolve(body.model)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        count = sum(len(tokenize(text)) for text in texts)
-        data = [{"object": "embedding", "index": i, "embedding": EMBEDDING} for i in range(len(texts))]
-        usage = {"prompt_tokens": count, "total_tokens": count}
-        return json_response({"object": "list", "data": data, "model": name, "usage": usage})
-
-    async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
-        return json_response({"success": self._model.reset_prefix_cache()})
 
     async def models(self, _request: web.Request) -> web.Response:
         base, *_ = names = (self._host.identity.model, *self._host.identity.adapters)
@@ -233,32 +248,25 @@ class VllmApi:
     async def health(self, _request: web.Request) -> web.Response:
         return web.Response()
 
-    async def version(self, _request: web.Request) -> web.Response:
-        return json_response({"version": self._host.identity.version})
-
-    async def load(self, _request: web.Request) -> web.Response:
-        return json_response({"server_load": 0})
-
     async def metrics(self, _request: web.Request) -> web.Response:
-        driver, identity = self._host.driver, self._host.identity
-        text = render_metrics(
-            driver.model,
-            model_name=identity.model,
-            start_time=identity.start_time,
-            lag_seconds_mean=driver.lag_seconds_mean,
-            lag_seconds_max=driver.lag_seconds_max,
+        return web.Response(text=self.render_metrics(), content_type="text/plain")
+
+    def reset(self) -> bool:
+        """All ranks, or none while one of them is busy."""
+        ranks = self._host.ranks
+        return not any(rank.num_active for rank in ranks) and all(
+            rank.model.reset_prefix_cache() for rank in ranks
         )
-        return web.Response(text=text, content_type="text/plain")
 
     def _model_entry(self, name: str, parent: str | None) -> dict[str, Any]:
         return {
             "id": name,
             "object": "model",
             "created": int(self._host.identity.start_time),
-            "owned_by": "vllm",
+            "owned_by": self.owner,
             "root": name,
             "parent": parent,
-            "max_model_len": self._model.settings.context_limit if parent is None else None,
+            "max_model_len": self._context_limit if parent is None else None,
         }
 
     def _resolve(self, model: str | None) -> tuple[str, str]:
@@ -273,7 +281,7 @@ class VllmApi:
         raise ApiError(404, message, kind="NotFoundError", param="model")
 
     def _checked_max_tokens(self, wanted: GenerationRequest) -> int:
-        limit, count = self._model.settings.context_limit, len(wanted.token_ids)
+        limit, count = self._context_limit, len(wanted.token_ids)
         if not count:
             raise ApiError(400, "the prompt must not be empty", param="prompt")
         if count >= limit:
@@ -288,20 +296,21 @@ class VllmApi:
         max_tokens = DEFAULT_MAX_TOKENS if wanted.max_tokens is None else wanted.max_tokens
         return min(max_tokens, limit - count)
 
-
-@web.middleware
-async def answer_errors(
-    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-) -> web.StreamResponse:
-    """ApiError in vLLM's shape; a path or method that does not exist in the shape of its HTTP framework."""
-    if request.version < HttpVersion11:
-        return web.Response(status=505, text="the mock speaks HTTP/1.1 only")
-    try:
-        return await handler(request)
-    except ApiError as error:
-        return web.Response(status=error.status, body=error.body(), content_type="application/json")
-    except web.HTTPException as error:
-        return json_response({"detail": error.reason}, status=error.status)
+    @web.middleware
+    async def answer_errors(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """ApiError in the engine's shape; a path or method that does not exist in that of its HTTP
+        framework."""
+        if request.version < HttpVersion11:
+            return web.Response(status=505, text="the mock speaks HTTP/1.1 only")
+        try:
+            return await handler(request)
+        except ApiError as error:
+            body = self.error_body(error)
+            return web.Response(status=error.status, body=body, content_type="application/json")
+        except web.HTTPException as error:
+            return json_response({"detail": error.reason}, status=error.status)
 
 
 def json_response(data: object, status: int = 200) -> web.Response:

@@ -12,7 +12,7 @@ import itertools
 import socket
 import struct
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,17 +20,17 @@ import zmq
 from aiohttp import web
 
 from indexer.events import KvEvent
-from loadgen.engine import EngineModel, EngineSettings
+from loadgen.engine import EngineSettings
 from loadgen.held_ports import HeldPorts
 from loadgen.mock_api import ApiError
-from loadgen.mock_driver import RealTimeDriver
-from loadgen.mock_events import EventPublisher
-from loadgen.mock_http import BODY_BYTES_MAX, Identity, VllmApi, answer_errors, json_response
-from loadgen.wire import Layout, encode_batch
-from router.tasks import start_task
+from loadgen.mock_http import BODY_BYTES_MAX, EngineApi, Host, Identity, json_response
+from loadgen.mock_ranks import MockRank, find_free_ports
+from loadgen.mock_sglang import SglangApi
+from loadgen.mock_vllm import VllmApi
+from loadgen.wire import RELEASES, Layout
 
-VERSIONS = {Layout.MAPS: "0.32.0", Layout.ARRAYS: "0.23.0"}
-"""The engine version that a layout stands for."""
+APIS: Mapping[str, Callable[[Host], EngineApi]] = {"vllm": VllmApi, "sglang": SglangApi}
+"""By engine."""
 REPLAY_PORT_OFFSET = 1000
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER with no time to linger: closing sends RST, as a killed process with unread data does."""
@@ -42,8 +42,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """Worker i listens on `port + i`, publishes on `events_port + i` and replays on `events_port + 1000 + i`;
-    0 lets the system choose each port."""
+    """Worker i listens on `port + i`; its rank r of N publishes on `events_port + i * N + r` and replays 1000
+    ports above that; 0 lets the system choose."""
 
     engine: EngineSettings
     model: str
@@ -53,13 +53,7 @@ class FleetConfig:
     host: str
     port: int
     events_port: int
-
-    def endpoints(self, index: int) -> tuple[str, str]:
-        """ZMQ endpoints of worker `index` to bind: events, replay."""
-        if not self.events_port:
-            return f"tcp://{self.host}:*", f"tcp://{self.host}:*"
-        port = self.events_port + index
-        return f"tcp://{self.host}:{port}", f"tcp://{self.host}:{port + REPLAY_PORT_OFFSET}"
+    num_ranks: int = 1
 
 
 class FaultBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -70,21 +64,29 @@ class FaultBody(msgspec.Struct, forbid_unknown_fields=True):
     count: int | None = None
     after_tokens: int = 1
     factor: float = 10.0
+    block_size: int | None = None
+    ranks: int | None = None
 
 
 class MockWorker:
     """One worker. Its ports are chosen at the first start and kept over restarts."""
 
-    driver: RealTimeDriver
     identity: Identity
 
     def __init__(self, config: FleetConfig, index: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.index = index
-        self.events_endpoint, self.replay_endpoint = config.endpoints(index)
+        self.ranks: Sequence[MockRank] = ()
+        """Of its last incarnation."""
+        self.release = RELEASES[config.layout]
+        self.topic = config.topic
         self.cut_after_tokens: int | None = None
-        self.reports_miss = config.layout is Layout.MAPS
+        self.told_block_tokens: int | None = config.engine.block_tokens
+        self.reports_miss = config.layout in (Layout.MAPS, Layout.BYTES)
         self.num_incarnations = 0
+        self.events_port = config.events_port and config.events_port + index * config.num_ranks
+        self.replay_port = self.events_port and self.events_port + REPLAY_PORT_OFFSET
         self._config = config
+        self._num_ranks = config.num_ranks
         self._context = context
         self._port = config.port and config.port + index
         self._held_ports = HeldPorts(config.host)
@@ -92,14 +94,27 @@ class MockWorker:
         self._not_hung = asyncio.Event()
         self._not_hung.set()
         self._request_numbers = itertools.count()
+        self._turns = itertools.count()
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
-        self._publisher: EventPublisher | None = None
-        self._driving: asyncio.Task[None] | None = None
 
     @property
     def url(self) -> str:
         return f"http://{self._config.host}:{self._port}"
+
+    @property
+    def events_endpoint(self) -> str:
+        """Of rank 0."""
+        return f"tcp://{self._config.host}:{self.events_port}"
+
+    @property
+    def last_events_endpoint(self) -> str:
+        """Of its last rank."""
+        return f"tcp://{self._config.host}:{self.events_port + self._num_ranks - 1}"
+
+    @property
+    def replay_endpoint(self) -> str:
+        return f"tcp://{self._config.host}:{self.replay_port}"
 
     @property
     def is_alive(self) -> bool:
@@ -107,19 +122,24 @@ class MockWorker:
 
     @property
     def num_event_messages(self) -> int:
-        """Messages that this incarnation has published, 0 when it is dead; the next one has this number."""
-        return self._publisher.next_sequence if self._publisher else 0
+        """Messages that this incarnation's rank 0 has published, 0 when it is dead; the next one has this
+        number."""
+        return self.ranks[0].num_messages if self.is_alive else 0
 
     def next_request_id(self) -> str:
         return f"{self.index:02x}{next(self._request_numbers):014x}"
+
+    def next_turn(self) -> int:
+        return next(self._turns)
 
     def wall_seconds(self) -> float:
         return time.time()  # noqa: TID251 -- the mock is a shell: its events and answers carry wall time
 
     async def open(self, fault_handler: Handler) -> None:
         """Builds the HTTP application and starts the first incarnation."""
-        app = web.Application(middlewares=[self._faults, answer_errors], client_max_size=BODY_BYTES_MAX)
-        VllmApi(self).add_routes(app)
+        api = APIS[self.release.engine](self)
+        app = web.Application(middlewares=[self._faults, api.answer_errors], client_max_size=BODY_BYTES_MAX)
+        api.add_routes(app)
         app.router.add_post("/mock/fault", fault_handler)
         app.router.add_get("/mock/stats", self._stats)
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -133,7 +153,7 @@ class MockWorker:
             await self._runner.cleanup()
 
     async def start(self) -> None:
-        """A new incarnation: empty cache, event numbers from 0, a new start time."""
+        """A new incarnation: empty caches, event numbers from 0, a new start time."""
         assert self._runner is not None
         config = self._config
         self._held_ports.release()
@@ -141,46 +161,56 @@ class MockWorker:
         self.identity = Identity(
             model=config.model,
             adapters=config.adapters,
-            version=VERSIONS[config.layout],
+            version=self.release.version,
             start_time=self.wall_seconds(),
         )
-        self._publisher = EventPublisher(self._context, layout=config.layout, topic=config.topic.encode())
-        endpoints = await self._publisher.bind(self.events_endpoint, self.replay_endpoint)
-        self.events_endpoint, self.replay_endpoint = endpoints
-        self.driver = RealTimeDriver(EngineModel(config.engine), self.publish)
-        self._driving = start_task(self.driver.run(), f"mock-worker-{self.index}")
+        self.events_port = self.events_port or find_free_ports(config.host, self._num_ranks)
+        self.replay_port = self.replay_port or find_free_ports(config.host, self._num_ranks)
+        self.ranks = [self._new_rank(number) for number in range(self._num_ranks)]
+        for rank in self.ranks:
+            place = f"tcp://{config.host}"
+            await rank.start(
+                f"{place}:{self.events_port + rank.number}", f"{place}:{self.replay_port + rank.number}"
+            )
         self._site = web.TCPSite(self._runner, config.host, self._port, backlog=LISTEN_BACKLOG)
         await self._site.start()
         self._port = self._runner.addresses[-1][1]
 
+    def _new_rank(self, number: int) -> MockRank:
+        config = self._config
+        return MockRank(
+            number,
+            config.engine,
+            layout=config.layout,
+            topic=config.topic,
+            context=self._context,
+            wall_seconds=self.wall_seconds,
+        )
+
     async def stop(self, *, spare: asyncio.Transport | None = None) -> None:
         """As if the process were killed, however far its start had come. `spare` is the one connection that
         may still be answered."""
+        was_alive = self._site is not None
         if self._site is not None:
             await self._site.stop()
             self._site = None
             self._reset_connections(spare)
-        if self._driving is not None:
-            self._driving.cancel()
-            await asyncio.wait([self._driving])
-            self._driving = None
-        if self._publisher is not None:
-            await self._publisher.close()
-            self._publisher = None
-            endpoints = (self.events_endpoint, self.replay_endpoint)
-            self._held_ports.hold([self._port, *(int(e.rpartition(":")[2]) for e in endpoints)])
+        for rank in self.ranks:
+            await rank.stop()
+        if was_alive:
+            self._held_ports.hold(self._ports())
 
-    def publish(self, events: Sequence[KvEvent]) -> None:
-        """Sends the next event message; the driver does it after each step that has events."""
-        assert self._publisher is not None
-        payload = encode_batch(events, timestamp=self.wall_seconds(), dp_rank=0, layout=self._config.layout)
-        self._publisher.publish(payload)
+    def _ports(self) -> list[int]:
+        firsts = (self.events_port, self.replay_port)
+        return [self._port, *(first + number for first in firsts for number in range(self._num_ranks))]
 
-    async def fault(
-        self, name: str, *, count: int | None = None, after_tokens: int = 1, factor: float = 10.0
-    ) -> None:
+    def publish(self, events: Sequence[KvEvent], *, rank: int = 0) -> None:
+        """Sends the next event message of a rank."""
+        self.ranks[rank].publish(events)
+
+    async def fault(self, name: str, **options: float | None) -> None:
         """Sets a fault from the same process: `await worker.fault("drop_events", count=3)`."""
-        await self.apply_fault(FaultBody(name, count=count, after_tokens=after_tokens, factor=factor))
+        await self.apply_fault(msgspec.convert({"fault": name, **options}, FaultBody))
 
     async def apply_fault(self, body: FaultBody, spare: asyncio.Transport | None = None) -> None:
         """Raises ApiError 400 for an unknown name."""
@@ -192,18 +222,10 @@ class MockWorker:
 
     def stats(self) -> dict[str, Any]:
         """What `GET /mock/stats` answers."""
-        model, counters = self.driver.model, self.driver.model.counters
-        return {
-            "worker": self.index,
-            "incarnation": self.num_incarnations,
-            "active_requests": model.num_running + model.num_waiting,
-            "event_messages": self.num_event_messages,
-            "dropped_event_messages": self._publisher.num_dropped if self._publisher else 0,
-            "cached_blocks": model.pool.num_cached,
-            "lag_seconds_mean": self.driver.lag_seconds_mean,
-            "lag_seconds_max": self.driver.lag_seconds_max,
-            **dataclasses.asdict(counters),
-        }
+        ranks = [rank.stats() for rank in self.ranks]
+        totals = {name: sum(each[name] for each in ranks) for name in ranks[0]}
+        lags = {name: max(each[name] for each in ranks) for name in ("lag_seconds_mean", "lag_seconds_max")}
+        return {"worker": self.index, "incarnation": self.num_incarnations, **totals, **lags, "ranks": ranks}
 
     # Faults
 
@@ -216,43 +238,51 @@ class MockWorker:
             "drop_events": self._drop_events,
             "error_mid_stream": self._error_mid_stream,
             "slow": self._slow,
+            "misreport": self._misreport,
             "clear": self._clear,
         }
 
     async def _die(self, _body: FaultBody, spare: asyncio.Transport | None) -> None:
         await self.stop(spare=spare)
 
-    async def _restart(self, _body: FaultBody, spare: asyncio.Transport | None) -> None:
+    async def _restart(self, body: FaultBody, spare: asyncio.Transport | None) -> None:
         await self.stop(spare=spare)
+        self._num_ranks = body.ranks or self._num_ranks
         await self.start()
 
     async def _hang(self, _body: FaultBody, _spare: asyncio.Transport | None) -> None:
         self._not_hung.clear()
-        self.driver.pause()
+        for rank in self.ranks:
+            rank.driver.pause()
 
     async def _refuse(self, _body: FaultBody, _spare: asyncio.Transport | None) -> None:
         self._refuses = True
 
     async def _drop_events(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
-        assert self._publisher is not None
-        self._publisher.drops_left = body.count
+        for rank in self.ranks:
+            rank.publisher.drops_left = body.count
 
     async def _error_mid_stream(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
         self.cut_after_tokens = body.after_tokens
 
     async def _slow(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
-        self.driver.model.slowdown = body.factor
+        for rank in self.ranks:
+            rank.model.slowdown = body.factor
+
+    async def _misreport(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
+        self.told_block_tokens = body.block_size
 
     async def _clear(self, _body: FaultBody, _spare: asyncio.Transport | None) -> None:
         self._refuses = False
         self.cut_after_tokens = None
+        self.told_block_tokens = self._config.engine.block_tokens
         self._not_hung.set()
         if not self.is_alive:
             await self.start()
-        assert self._publisher is not None
-        self._publisher.drops_left = 0
-        self.driver.model.slowdown = 1.0
-        self.driver.resume()
+        for rank in self.ranks:
+            rank.publisher.drops_left = 0
+            rank.model.slowdown = 1.0
+            rank.driver.resume()
 
     # HTTP and events
 

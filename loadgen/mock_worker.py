@@ -7,12 +7,14 @@ names another one than the one that was asked.
 | fault            | what happens, until `clear`                                                            |
 | ---------------- | -------------------------------------------------------------------------------------- |
 | die              | every connection is reset, all ports are closed; `clear` starts a new incarnation      |
-| restart          | die and come back at once: empty cache, event numbers from 0, new start time           |
+| restart          | die and come back at once: empty cache, event numbers from 0, new start time; with      |
+|                  | `ranks` as many data-parallel ranks                                                    |
 | hang             | connections are accepted, nothing is answered, the engine stands still                 |
 | refuse           | 503 for everything                                                                     |
 | drop_events      | the next `count` event messages are lost (all, without `count`); replay still has them |
 | error_mid_stream | a stream is cut after `after_tokens` tokens (default 1)                                |
 | slow             | steps take `factor` times as long (default 10)                                         |
+| misreport        | it says that its blocks have `block_size` tokens; nothing of it without `block_size`   |
 | clear            | back to normal                                                                         |
 """
 
@@ -36,7 +38,7 @@ from loadgen.engine import EngineSettings
 from loadgen.mock_api import ApiError, decode
 from loadgen.mock_http import json_response
 from loadgen.mock_process import REPLAY_PORT_OFFSET, FaultBody, FleetConfig, MockWorker
-from loadgen.wire import Layout
+from loadgen.wire import NEWEST, RELEASES, Layout
 
 PORT_MAX = 65535
 
@@ -56,6 +58,7 @@ class MockFleet:
         host: str = "127.0.0.1",
         port: int = 0,
         events_port: int = 0,
+        data_parallel_size: int = 1,
     ) -> None:
         """With port 0 the system chooses; see FleetConfig."""
         config = FleetConfig(
@@ -67,6 +70,7 @@ class MockFleet:
             host=host,
             port=port,
             events_port=events_port,
+            num_ranks=data_parallel_size,
         )
         self._context = zmq.Context[zmq.Socket[bytes]]()
         self.workers = [MockWorker(config, i, self._context) for i in range(num_workers)]
@@ -114,7 +118,8 @@ def main(argv: Sequence[str]) -> int:
             speedup=arguments.speedup,
         ),
         model=arguments.model,
-        layout=Layout(arguments.events_layout),
+        layout=_layout(parser, arguments),
+        data_parallel_size=arguments.data_parallel_size,
         host=arguments.host,
         port=arguments.port,
         events_port=arguments.events_port,
@@ -136,7 +141,7 @@ async def _serve(fleet: MockFleet) -> None:
         first, last = fleet.workers[0], fleet.workers[-1]
         print(  # noqa: T201 -- the ready line is what whoever started us waits for
             f"ready: {len(fleet.workers)} mock workers, {first.url} to {last.url}, "
-            f"events {first.events_endpoint} to {last.events_endpoint}",
+            f"events {first.events_endpoint} to {last.last_events_endpoint}",
             flush=True,
         )
         await stopped.wait()
@@ -154,14 +159,18 @@ def _parser() -> argparse.ArgumentParser:
         "--events-port",
         type=whole_number(0, PORT_MAX),
         default=5600,
-        help="events on this + i, replay + 1000 more; 0: any",
+        help="events on this + i, with N ranks on this + i*N + rank, replay + 1000 more; 0: any",
     )
-    parser.add_argument("--engine", choices=["vllm"], default="vllm", help="whose paths and events to speak")
+    parser.add_argument(
+        "--engine", choices=list(NEWEST), default="vllm", help="whose paths and events to speak"
+    )
     parser.add_argument(
         "--events-layout",
         choices=[layout.value for layout in Layout],
-        default=Layout.MAPS.value,
-        help="maps: vLLM 0.24 and newer; arrays: up to 0.23",
+        help="of which releases; default: the engine's newest. " + "; ".join(map(_in_words, Layout)),
+    )
+    parser.add_argument(
+        "--data-parallel-size", type=whole_number(1), default=1, help="ranks behind each worker's URL"
     )
     parser.add_argument("--model", default="mock", help="name of the served model")
     parser.add_argument(
@@ -182,8 +191,23 @@ def _parser() -> argparse.ArgumentParser:
 def _check_ports(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Every worker needs its own."""
     last_replay = arguments.events_port and arguments.events_port + REPLAY_PORT_OFFSET
-    if max(arguments.port, last_replay) + arguments.num_workers - 1 > PORT_MAX:
+    num_publishers = arguments.num_workers * arguments.data_parallel_size
+    if max(arguments.port + arguments.num_workers, last_replay + num_publishers) - 1 > PORT_MAX:
         parser.error(f"the ports of {arguments.num_workers} workers go beyond {PORT_MAX}")
+
+
+def _layout(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Layout:
+    """What was asked for, if the engine ever spoke it."""
+    layout = Layout(arguments.events_layout or NEWEST[arguments.engine])
+    if RELEASES[layout].engine != arguments.engine:
+        own = ", ".join(each.value for each in Layout if RELEASES[each].engine == arguments.engine)
+        parser.error(f"--events-layout {layout.value} is not of {arguments.engine}, which spoke {own}")
+    return layout
+
+
+def _in_words(layout: Layout) -> str:
+    release = RELEASES[layout]
+    return f"{layout.value}: as {release.engine} {release.version}"
 
 
 if __name__ == "__main__":

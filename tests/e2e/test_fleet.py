@@ -20,6 +20,7 @@ from tests.support.serving import (
     counted,
     row_of,
     serving,
+    settled,
     trust_of,
     with_events,
     without_events,
@@ -29,18 +30,6 @@ from tests.support.waiting import eventually
 
 def words(name: str, num: int = 100) -> str:
     return " ".join(f"{name}{i}" for i in range(num))
-
-
-async def settled(gateway, *workers) -> None:
-    """Every event message that the engines have sent is in the index."""
-    for i, worker in enumerate(workers):
-        await eventually(
-            lambda i=i, worker=worker: (
-                row_of(gateway, f"w{i}")["events"]["last_sequence"] == worker.num_event_messages - 1
-                or worker.num_event_messages == 0
-            ),
-            what=f"events of w{i} are in",
-        )
 
 
 @pytest.fixture

@@ -13,13 +13,13 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from indexer.adapters import ADAPTERS
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from loadgen.engine import EngineSettings
 from loadgen.mock_events import REPLAY_BUFFER_BATCHES
 from loadgen.mock_worker import MockFleet
-from loadgen.wire import END_OF_REPLAY, Layout
+from loadgen.wire import END_OF_REPLAY, RELEASES, Layout
 from router.engines.metrics_text import find_samples
+from tests.support.layouts import decoded
 from tests.support.waiting import eventually
 
 FAST = EngineSettings(speedup=200.0)
@@ -58,7 +58,8 @@ async def read_stream(http, worker, path, body):
 class Listener:
     """A subscriber whose subscription is known to have arrived, and a replay client."""
 
-    def __init__(self, http, worker):
+    def __init__(self, http, worker, layout=Layout.MAPS):
+        self._layout = layout
         self._http = http
         self._worker = worker
         self._context = zmq.asyncio.Context()
@@ -86,7 +87,7 @@ class Listener:
     async def next(self):
         """(sequence, batch) of the next message."""
         _topic, sequence, payload = await asyncio.wait_for(self._sub.recv_multipart(), 5)
-        return int.from_bytes(sequence, "big"), ADAPTERS["vllm"].decode(payload)
+        return int.from_bytes(sequence, "big"), decoded(payload, self._layout)
 
     async def replay(self, start):
         """All frames up to the end marker."""
@@ -203,24 +204,31 @@ async def test_unknown_paths_and_methods(http, worker):
         assert response.status == 404
 
 
+RESET_PATHS = {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}
+
+
 @pytest.mark.parametrize("layout", Layout)
 async def test_events_and_replay(http, layout):
     async with MockFleet(1, engine=FAST, layout=layout, topic="kv") as fleet:
         worker = fleet.workers[0]
-        async with Listener(http, worker) as listener:
+        async with Listener(http, worker, layout) as listener:
             await post(http, worker, "/v1/chat/completions", CHAT)
             sequence, batch = await listener.next()
             assert sequence == listener.num_before
-            (stored,) = batch.events
+            stored = [token_id for event in batch.events for token_id in event.token_ids]
+            # One event for each page, or one for all.
+            assert len(batch.events) == (1 if RELEASES[layout].engine == "vllm" else len(stored) // 16)
             _, told = await post(http, worker, "/tokenize", {"messages": CHAT["messages"]})
-            assert list(stored.token_ids) == told["tokens"][: len(stored.block_hashes) * 16]
-            await post(http, worker, "/reset_prefix_cache", None)
+            assert stored == told["tokens"][: len(stored)] != []
+            async with http.post(worker.url + RESET_PATHS[RELEASES[layout].engine]) as response:
+                assert response.status == 200
             await post(http, worker, "/v1/completions", {"prompt": [3] * 16, "max_tokens": 1})
             answers = await listener.replay(1)
             numbers = [int.from_bytes(frames[-2], "big") for frames in answers]
             assert numbers == list(range(1, worker.num_event_messages))
-            assert answers[0][1:-2] == ([b"kv"] if layout is Layout.MAPS else [])
-            assert AllBlocksCleared() in ADAPTERS["vllm"].decode(answers[-1][-1]).events
+            assert answers[0][1:-2] == ([b"kv"] if RELEASES[layout].replays_topic else [])
+            told_at_last = [event for each in answers for event in decoded(each[-1], layout).events]
+            assert AllBlocksCleared() in told_at_last
             assert await listener.replay(worker.num_event_messages) == []
 
 

@@ -83,6 +83,12 @@ def trust_of(gateway: Gateway, worker_id: str) -> str:
     return trust["level"] if trust else "none"
 
 
+def joined(gateway: Gateway, server: str) -> bool:
+    """All ranks of it have joined, and their indexes are settled."""
+    rows = [row for row in gateway.fleet.views() if row["server"] == server]
+    return bool(rows) and all(trust_of(gateway, row["id"]) in ("exact", "predicted") for row in rows)
+
+
 def counted(gateway: Gateway, name: str, **labels: str) -> float:
     """The sum of a metric's samples that carry these labels."""
     return sum(
@@ -91,6 +97,20 @@ def counted(gateway: Gateway, name: str, **labels: str) -> float:
         for sample in family.samples
         if sample.name == name and labels.items() <= sample.labels.items()
     )
+
+
+async def settled(gateway: Gateway, *workers: MockWorker) -> None:
+    """Every event message that these engines, named w0, w1 and so on, have sent is in the index."""
+    for i, worker in enumerate(workers):
+        for rank in worker.ranks:
+            worker_id = f"w{i}@{rank.number}" if len(worker.ranks) > 1 else f"w{i}"
+            await eventually(
+                lambda worker_id=worker_id, rank=rank: (
+                    rank.num_messages == 0
+                    or row_of(gateway, worker_id)["events"]["last_sequence"] == rank.num_messages - 1
+                ),
+                what=f"events of {worker_id} are in",
+            )
 
 
 async def at_rest(gateway: Gateway) -> None:
@@ -138,8 +158,7 @@ async def serving(
             if until_ready:
                 for worker in workers:
                     await eventually(
-                        lambda worker=worker: trust_of(gateway, worker.name) in ("exact", "predicted"),
-                        what=f"{worker.name} joins",
+                        lambda worker=worker: joined(gateway, worker.name), what=f"{worker.name} joins"
                     )
             yield client
             await at_rest(gateway)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadgen.mock_metrics import render_metrics
+from loadgen.mock_metrics import render_sglang_metrics, render_vllm_metrics
 from router.engines import EngineGauges, parse_rank_gauges
 from tests.support.engines import answer, small_model
 
@@ -12,8 +12,8 @@ PROMPT = list(range(100, 110))
 
 
 def samples(model):
-    text = render_metrics(
-        model, model_name="m", start_time=1.5, lag_seconds_mean=0.001, lag_seconds_max=0.002
+    text = render_vllm_metrics(
+        [model], model_name="m", block_tokens=4, start_time=1.5, lag_seconds_mean=0.001, lag_seconds_max=0.002
     )
     families = text_string_to_metric_families(text)
     return text, {sample.name: sample for family in families for sample in family.samples}
@@ -42,3 +42,26 @@ def test_the_gateway_reads_its_gauges():
     text, _ = samples(small_model())
     gauges = EngineGauges.over(parse_rank_gauges(text.encode()).values())
     assert (gauges.running, gauges.waiting, gauges.kv_usage) == (0, 0, 0.0)
+
+
+def test_each_rank_has_series_of_its_own():
+    busy = small_model()
+    busy.submit("r", PROMPT, 4)
+    busy.start_step(0.0)
+    names = {
+        "model_name": "m",
+        "block_tokens": 4,
+        "start_time": 1.5,
+        "lag_seconds_mean": 0.0,
+        "lag_seconds_max": 0.0,
+    }
+    text = render_vllm_metrics([small_model(), busy], **names)
+    gauges = parse_rank_gauges(text.encode())
+    assert (gauges["0"].running, gauges["1"].running) == (0, 1)
+    gauges = parse_rank_gauges(render_sglang_metrics([small_model(), busy], model_name="m").encode())
+    assert (gauges["0"].running, gauges["1"].running) == (0, 1)
+
+
+def test_a_lone_rank_of_sglang_has_no_label_for_it():
+    text = render_sglang_metrics([small_model()], model_name="m")
+    assert list(parse_rank_gauges(text.encode())) == [""]

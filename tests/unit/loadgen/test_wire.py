@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from indexer.adapters import ADAPTERS
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from loadgen.wire import (
     END_OF_REPLAY,
@@ -15,6 +14,7 @@ from loadgen.wire import (
     end_of_replay_frames,
     replay_frames,
 )
+from tests.support.layouts import decoded
 from tests.support.recordings import recording
 
 STORED_FIELDS = (
@@ -75,18 +75,49 @@ EVENTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("layout", [Layout.MAPS, Layout.ARRAYS])
 def test_round_trip_through_the_adapter(layout):
-    batch = ADAPTERS["vllm"].decode(encode_batch(EVENTS, timestamp=1.5, dp_rank=3, layout=layout))
+    batch = decoded(encode_batch(EVENTS, timestamp=1.5, dp_rank=3, layout=layout), layout)
     assert list(batch.events) == EVENTS
     assert (batch.timestamp, batch.dp_rank) == (1.5, 3)
     assert not batch.ignored
 
 
-def test_replay_answers_have_a_topic_in_the_newer_layout_only():
+@pytest.mark.parametrize("layout", Layout)
+def test_every_layout_is_understood(layout):
+    """What it has no field for is lost, the rest is there; hashes name the same blocks from event to event."""
+    batch = decoded(encode_batch(EVENTS, timestamp=1.5, dp_rank=3, layout=layout), layout)
+    assert not batch.ignored
+    assert (batch.timestamp, batch.dp_rank) == (1.5, 3)
+    cleared, first, second, removed = batch.events
+    assert isinstance(cleared, AllBlocksCleared)
+    assert (list(first.token_ids), first.block_tokens, first.parent_hash) == (list(range(8)), 4, None)
+    assert second.parent_hash == first.block_hashes[1] == removed.block_hashes[0]
+
+
+def test_hashes_in_the_spelling_of_each_time():
+    def first_hash(layout):
+        stored = decoded(encode_batch(EVENTS, timestamp=1.5, dp_rank=0, layout=layout), layout).events[1]
+        return stored.block_hashes[0]
+
+    assert first_hash(Layout.MAPS) == 2**63 + 1
+    assert first_hash(Layout.SHORT_ARRAYS) == first_hash(Layout.SGLANG_MAPS) == 1 - 2**63
+    assert len(first_hash(Layout.BYTES)) == 32
+
+
+def test_nil_fields_are_left_out_where_sglang_leaves_them_out():
+    payload = encode_batch(EVENTS[2:3], timestamp=0.0, dp_rank=0, layout=Layout.SGLANG_MAPS)
+    (stored,) = msgspec.msgpack.decode(payload)[1]
+    assert "cache_salt" not in stored
+    assert "lora_name" not in stored
+
+
+def test_replay_answers_have_a_topic_in_the_newer_layouts_only():
     sequence = encode_sequence(258)
     assert sequence == b"\0\0\0\0\0\0\1\2"
-    assert replay_frames(b"t", sequence, b"p", Layout.MAPS) == [b"", b"t", sequence, b"p"]
-    assert replay_frames(b"t", sequence, b"p", Layout.ARRAYS) == [b"", sequence, b"p"]
-    assert end_of_replay_frames(Layout.MAPS) == [b"", b"", END_OF_REPLAY, b""]
-    assert end_of_replay_frames(Layout.ARRAYS) == [b"", END_OF_REPLAY, b""]
+    for layout in (Layout.MAPS, Layout.BYTES, Layout.SGLANG_MAPS):
+        assert replay_frames(b"t", sequence, b"p", layout) == [b"", b"t", sequence, b"p"]
+        assert end_of_replay_frames(layout) == [b"", b"", END_OF_REPLAY, b""]
+    for layout in (Layout.ARRAYS, Layout.SHORT_ARRAYS, Layout.SGLANG_ARRAYS, Layout.SGLANG_SHORT_ARRAYS):
+        assert replay_frames(b"t", sequence, b"p", layout) == [b"", sequence, b"p"]
+        assert end_of_replay_frames(layout) == [b"", END_OF_REPLAY, b""]

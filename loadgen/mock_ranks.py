@@ -1,0 +1,136 @@
+"""The data-parallel ranks of a mock worker: an engine each, with its own cache and its own event sockets.
+
+Which of them serves a request is decided here; what they answer is in `mock_http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+import zmq
+
+from indexer.events import KvEvent
+from loadgen.engine import EngineModel, EngineSettings
+from loadgen.mock_api import ApiError
+from loadgen.mock_driver import RealTimeDriver
+from loadgen.mock_events import EventPublisher
+from loadgen.wire import RELEASES, Layout, encode_batch
+from loadgen.wire_sglang import TreeEvents
+from router.tasks import start_task
+
+PORT_SEARCHES = 100
+"""Tries to find free ports in a row; one is enough but for others who look at the same time."""
+
+
+class MockRank:
+    """One engine while its process lives: numbers of events start at 0, the cache is empty."""
+
+    def __init__(
+        self,
+        number: int,
+        settings: EngineSettings,
+        *,
+        layout: Layout,
+        topic: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        wall_seconds: Callable[[], float],
+    ) -> None:
+        """`wall_seconds`: Unix seconds, for the time of messages."""
+        self.number = number
+        self.publisher = EventPublisher(context, layout=layout, topic=topic.encode())
+        self.driver = RealTimeDriver(EngineModel(settings), self.publish)
+        self._layout = layout
+        self._wall_seconds = wall_seconds
+        self._tree = TreeEvents() if RELEASES[layout].engine == "sglang" else None
+        self._driving: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    @property
+    def model(self) -> EngineModel:
+        return self.driver.model
+
+    @property
+    def num_active(self) -> int:
+        return self.model.num_running + self.model.num_waiting
+
+    @property
+    def num_messages(self) -> int:
+        """Published so far; the next one has this number."""
+        return self.publisher.next_sequence
+
+    def stats(self) -> dict[str, float]:
+        return {
+            "active_requests": self.num_active,
+            "event_messages": self.num_messages,
+            "dropped_event_messages": self.publisher.num_dropped,
+            "cached_blocks": self.model.pool.num_cached,
+            "lag_seconds_mean": self.driver.lag_seconds_mean,
+            "lag_seconds_max": self.driver.lag_seconds_max,
+            **asdict(self.model.counters),
+        }
+
+    async def start(self, endpoint: str, replay_endpoint: str) -> None:
+        """Publishes there from now on."""
+        await self.publisher.bind(endpoint, replay_endpoint)
+        self._driving = start_task(self.driver.run(), f"mock-rank-{self.number}")
+
+    async def stop(self) -> None:
+        """Again: no effect."""
+        if self._is_stopped:
+            return
+        self._is_stopped = True
+        if self._driving is not None:
+            self._driving.cancel()
+            await asyncio.wait([self._driving])
+        await self.publisher.close()
+
+    def publish(self, events: Sequence[KvEvent]) -> None:
+        """Sends the next event message; the driver does it after each step that has events."""
+        told = events if self._tree is None else self._tree.of(events)
+        if told:
+            self.publisher.publish(
+                encode_batch(told, timestamp=self._wall_seconds(), dp_rank=self.number, layout=self._layout)
+            )
+
+
+def rank_named(ranks: Sequence[MockRank], text: str) -> MockRank | None:
+    """The one that a header names; None for what is no number. Raises ApiError when there is none of it."""
+    if not text.isascii() or not text.isdigit():
+        return None
+    if int(text) >= len(ranks):
+        raise ApiError(400, f"data_parallel_rank {text} is out of range [0, {len(ranks)}).")
+    return ranks[int(text)]
+
+
+def busy_least(ranks: Sequence[MockRank], turn: int) -> MockRank:
+    """As engines balance themselves: the fewest requests, in turn where that says nothing."""
+    return min(ranks, key=lambda rank: (rank.num_active, (rank.number - turn) % len(ranks)))
+
+
+def find_free_ports(host: str, count: int) -> int:
+    """The first of so many free ports in a row. Raises OSError."""
+    for _ in range(PORT_SEARCHES):
+        if (first := _try_free_ports(host, count)) is not None:
+            return first
+    raise OSError(f"no {count} free ports in a row on {host}")
+
+
+def _try_free_ports(host: str, count: int) -> int | None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held: list[socket.socket] = []
+    try:
+        first = 0
+        for place in range(count):
+            each = socket.socket(family)
+            held.append(each)
+            each.bind((host, first + place if first else 0))
+            first = first or each.getsockname()[1]
+    except (OSError, OverflowError):
+        return None
+    finally:
+        for each in held:
+            each.close()
+    return first
