@@ -85,7 +85,7 @@ def test_round_trip_through_the_adapter(layout):
 
 @pytest.mark.parametrize("layout", Layout)
 def test_every_layout_is_understood(layout):
-    """What it has no field for is lost, the rest is there; hashes name the same blocks from event to event."""
+    """What it has no field for is lost, the rest is there, and hashes name the same blocks throughout."""
     batch = decoded(encode_batch(EVENTS, timestamp=1.5, dp_rank=3, layout=layout), layout)
     assert not batch.ignored
     assert (batch.timestamp, batch.dp_rank) == (1.5, 3)
