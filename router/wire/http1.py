@@ -95,7 +95,8 @@ class RequestHead:
         """The same head before a body of another length. Not `dataclasses.replace`: that takes 2 us."""
         return RequestHead(
             self.method, self.target, self.is_http10, self.keep_alive, self.forward, self.request_id,
-            self.authorization, self.api_key, self.content_type, content_length, False, self.is_encoded,
+            self.authorization, self.api_key, self.rank_lines, self.content_type, content_length, False,
+            self.is_encoded,
         )  # fmt: skip
 
 
