@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from indexer.adapters import ADAPTERS
 from indexer.events import EventBatch
-from loadgen.wire import Layout
+from loadgen.wire import RELEASES, Layout
 
 
 def decoded(payload: bytes, layout: Layout) -> EventBatch:
-    return ADAPTERS["vllm"](payload)
+    return ADAPTERS[RELEASES[layout].engine].decode(payload)
