@@ -78,6 +78,8 @@ class RoutingRequest:
     stream: bool = False
     client_request_id: str = ""
     """What the client calls it (`x-request-id`). May repeat: only for finding its decisions."""
+    names_rank: bool = True
+    """Whether an engine of several data-parallel ranks obeys when it is told one for such a request."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _DELTA_PROTOCOLS = (Protocol.RESPONSES, Protocol.MESSAGES)
 """Their streams begin with events that come before any token."""
 
+_RANKED_PROTOCOLS = (Protocol.CHAT, Protocol.COMPLETIONS)
+"""In which engines read the header that names a data-parallel rank; for others they choose one themselves."""
+
 
 class Call:
     """An Observer of its relays. `id` is ours and unique; the client's `x-request-id` may repeat."""
@@ -74,6 +77,7 @@ class Call:
             session=self.session,
             stream=self.stream,
             client_request_id=self.request_id.decode("latin-1"),
+            names_rank=self.endpoint.protocol in _RANKED_PROTOCOLS,
         )
 
     def new_relay(self) -> Relay:

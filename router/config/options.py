@@ -155,7 +155,7 @@ OPTIONS: tuple[Option, ...] = (
     _workers("workers", text("URLs, or mappings as below"), "Workers with values of their own.", many=True,
              sources=FILE_ONLY),
     _workers("kv_events", _template, "Where workers publish KV events, such as tcp://{host}:5557; {host}, "
-             "{port}, {port+N} and {index} are filled in for each worker."),
+             "{port}, {port+N}, {index} and {rank} are filled in for each worker. None: where it announces."),
     _workers("kv_replay", _template, "Where they replay KV events after a gap, such as tcp://{host}:5558."),
     _workers("kv_topic", text("text", empty=True, metavar="PREFIX"),
              "Topic of the KV events; empty takes all."),

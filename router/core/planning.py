@@ -148,7 +148,10 @@ class Planner:
         return Expectation(
             chain=prompt.chains.get(entry.space, ()),
             num_tokens=prompt.num_tokens,
-            is_exact=prompt.exact and prompt.unit is Unit.TOKENS and inputs.policy.needs.overlap,
+            is_exact=prompt.exact
+            and prompt.unit is Unit.TOKENS
+            and inputs.policy.needs.overlap
+            and (inputs.request.names_rank or entry.worker.dp_rank is None),
             cached_tokens=round(cached * inputs.token_ratio),
             exact_blocks=inputs.overlap.exact.get(entry.slot, 0),
             num_losses=self._beliefs.num_losses(entry.slot),

@@ -12,6 +12,7 @@ from policies import POLICIES
 from tests.support.serving import (
     FAST,
     at_rest,
+    counted,
     row_of,
     serving,
     settled,
@@ -192,3 +193,20 @@ async def test_lost_events_are_replayed_from_the_announced_socket(mocks) -> None
         await eventually(lambda: trust_of(client.gateway, holder) == "exact", what="replayed")
         assert row_of(client.gateway, holder)["events"]["num_replays"] > 0
         assert row_of(client.gateway, holder)["index"]["num_blocks"] == mock.ranks[0].model.pool.num_cached
+
+
+async def test_what_a_rank_was_not_told_proves_nothing_of_it() -> None:
+    """SGLang's own protocol reads no header, so the answer may come from a rank that holds nothing."""
+    async with (
+        MockFleet(1, engine=FAST, layout=Layout.SGLANG_MAPS, data_parallel_size=2) as fleet,
+        serving(without_events(fleet.workers), bridge_ttl=0.05) as client,
+    ):
+        mock = fleet.workers[0]
+        for _ in range(5):
+            await client.post("/generate", BODIES["/generate"])
+            await settled(client.gateway, mock)
+        for rank in mock.ranks:
+            row = row_of(client.gateway, f"w0@{rank.number}")
+            assert row["events"]["num_overreports"] == 0
+            assert row["index"]["num_blocks"] == rank.model.pool.num_cached > 0
+        assert counted(client.gateway, "kvgate_expected_cached_tokens_total") == 0

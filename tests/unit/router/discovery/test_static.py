@@ -104,3 +104,9 @@ def test_a_template_that_is_wrong_for_all_is_told_once():
 async def test_the_source_yields_the_whole_set_once():
     specs, _ = expand(["a:1", "b:1"])
     assert [whole async for whole in SOURCES["static"](specs).watch()] == [tuple(specs)]
+
+
+def test_a_name_is_not_that_of_a_rank():
+    specs, mistakes = expand([], [Entry("http://a", name="w@1"), Entry("http://b", name="w@x")])
+    assert [spec.id for spec in specs] == ["w@x"]
+    assert mistakes == ["workers[0].name: 'w@1' ends like the id of a data-parallel rank (@ and a number)"]
