@@ -36,6 +36,8 @@ class VllmInstance:
     replay_port: int
     environment: Path
     log: Path
+    num_ranks: int = 1
+    """Data-parallel ranks; rank r publishes `r` ports further."""
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -61,12 +63,15 @@ class VllmInstance:
                 "--enable-prefix-caching", "--enable-prompt-tokens-details",
                 "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(NUM_BLOCKS),
                 "--max-num-batched-tokens", "256", "--kv-events-config", events,
+                "--data-parallel-size", str(self.num_ranks),
                 env={
                     **os.environ,
                     "VLLM_CPU_KVCACHE_SPACE": "1",
                     "VLLM_SERVER_DEV_MODE": "1",
                     "HF_HUB_OFFLINE": "1",
-                    "VLLM_CPU_OMP_THREADS_BIND": str(self.index % (os.cpu_count() or 1)),
+                    "VLLM_CPU_OMP_THREADS_BIND": "|".join(
+                        str((self.index + rank) % (os.cpu_count() or 1)) for rank in range(self.num_ranks)
+                    ),
                 },
                 stdout=log, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -82,7 +87,7 @@ class VllmInstance:
                             return
                 await asyncio.sleep(0.5)  # polling another process
 
-    async def last_published(self) -> int:
+    async def last_published(self, rank: int = 0) -> int:
         """The engine's own last message number, from its replay socket; -1 for none.
 
         Asked twice: the thread that answers is the one that publishes, so what was queued before the first
@@ -93,7 +98,7 @@ class VllmInstance:
         socket = context.socket(zmq.DEALER)
         socket.rcvhwm = 0
         try:
-            socket.connect(f"tcp://127.0.0.1:{self.replay_port}")
+            socket.connect(f"tcp://127.0.0.1:{self.replay_port + rank}")
             for _ in range(2):
                 await socket.send_multipart([b"", max(last, 0).to_bytes(8, "big")])
                 while (sequence := (await socket.recv_multipart())[-2]) != b"\xff" * 8:
