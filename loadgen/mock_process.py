@@ -34,6 +34,8 @@ APIS: Mapping[str, Callable[[Host], EngineApi]] = {"vllm": VllmApi, "sglang": Sg
 REPLAY_PORT_OFFSET = 1000
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """SO_LINGER with no time to linger: closing sends RST, as a killed process with unread data does."""
+START_ATTEMPTS = 5
+"""Ports that were free a moment ago are seldom taken twice."""
 LISTEN_BACKLOG = 4096
 """Bursts of connections are the load client's business, not a fault of the mock."""
 
@@ -164,17 +166,34 @@ class MockWorker:
             version=self.release.version,
             start_time=self.wall_seconds(),
         )
-        self.events_port = self.events_port or find_free_ports(config.host, self._num_ranks)
-        self.replay_port = self.replay_port or find_free_ports(config.host, self._num_ranks)
-        self.ranks = [self._new_rank(number) for number in range(self._num_ranks)]
-        for rank in self.ranks:
-            place = f"tcp://{config.host}"
-            await rank.start(
-                f"{place}:{self.events_port + rank.number}", f"{place}:{self.replay_port + rank.number}"
-            )
+        await self._start_ranks()
         self._site = web.TCPSite(self._runner, config.host, self._port, backlog=LISTEN_BACKLOG)
         await self._site.start()
         self._port = self._runner.addresses[-1][1]
+
+    async def _start_ranks(self) -> None:
+        """On its ports; at first on free ones, and on others where somebody was quicker."""
+        has_ports = bool(self.events_port)
+        for attempts_left in reversed(range(START_ATTEMPTS)):
+            if not has_ports:
+                self.events_port = find_free_ports(self._config.host, 2 * self._num_ranks)
+                self.replay_port = self.events_port + self._num_ranks
+            self.ranks = [self._new_rank(number) for number in range(self._num_ranks)]
+            try:
+                await self._bind_ranks()
+                return
+            except zmq.ZMQError:
+                if has_ports or not attempts_left:
+                    raise
+                for rank in self.ranks:
+                    await rank.stop()
+
+    async def _bind_ranks(self) -> None:
+        place = f"tcp://{self._config.host}"
+        for rank in self.ranks:
+            await rank.start(
+                f"{place}:{self.events_port + rank.number}", f"{place}:{self.replay_port + rank.number}"
+            )
 
     def _new_rank(self, number: int) -> MockRank:
         config = self._config

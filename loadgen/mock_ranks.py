@@ -126,6 +126,8 @@ def _try_free_ports(host: str, count: int) -> int | None:
         for place in range(count):
             each = socket.socket(family)
             held.append(each)
+            # As ZMQ binds too: else every port of a connection that ended a moment ago is in the way.
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             each.bind((host, first + place if first else 0))
             first = first or each.getsockname()[1]
     except (OSError, OverflowError):

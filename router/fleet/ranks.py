@@ -6,7 +6,7 @@ From what was configured and what a probe found out. A URL with one rank is one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from indexer.adapters import ADAPTERS
@@ -91,17 +91,25 @@ def _announced(spec: WorkerSpec, events: AnnouncedEvents, number: int) -> EventE
 
 
 def without_shared_endpoints(ranks: Sequence[Rank]) -> list[Rank]:
-    """Publishers are told apart by their endpoints: where two workers would listen to one, nobody knows whose
-    blocks it tells of, so neither does."""
-    users = Counter(rank.endpoints.events for rank in ranks if rank.endpoints is not None)
-    return [
-        _predicted(
-            rank, f"{rank.endpoints.events} would serve several workers: keep their ports further apart"
-        )
-        if rank.endpoints is not None and users[rank.endpoints.events] > 1 and not rank.why_predicted
-        else rank
-        for rank in ranks
-    ]
+    """Publishers are told apart by their endpoints: of two that would have one in common, nobody knows whose
+    blocks it tells of, so neither is believed."""
+    users = Counter(endpoint for rank in ranks for endpoint in _sockets(rank))
+    shared = {endpoint for endpoint, num_users in users.items() if num_users > 1}
+    return [_unless_shared(rank, shared) for rank in ranks]
+
+
+def _unless_shared(rank: Rank, shared: Collection[str]) -> Rank:
+    clash = next((endpoint for endpoint in _sockets(rank) if endpoint in shared), None)
+    if clash is None or rank.why_predicted:
+        return rank
+    return _predicted(
+        rank, f"{clash} is meant for several sockets: keep their ports further apart than there are ranks"
+    )
+
+
+def _sockets(rank: Rank) -> list[str]:
+    endpoints = rank.endpoints
+    return [] if endpoints is None else [each for each in (endpoints.events, endpoints.replay) if each]
 
 
 def _predicted(rank: Rank, reason: str) -> Rank:

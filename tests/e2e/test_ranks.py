@@ -201,10 +201,10 @@ async def test_workers_whose_ranks_meet_at_one_port_are_believed_there_by_neithe
         ]
         async with serving(workers, until_ready=False) as client:
             await eventually(lambda: len(ids(client)) == 4, what="both have joined")
-            assert "would serve several workers" in row_of(client.gateway, "w0@1")["trust"]["reason"]
+            assert "is meant for several sockets" in row_of(client.gateway, "w0@1")["trust"]["reason"]
             assert trust_of(client.gateway, "w1@0") == "predicted"
             assert trust_of(client.gateway, "w0@0") != "predicted"
-    shared = "tcp://127.0.0.1:5558 would serve several workers"
+    shared = "tcp://127.0.0.1:5558 is meant for several sockets"
     assert sum(shared in each.getMessage() for each in caplog.records) == 2
 
 

@@ -93,4 +93,13 @@ def test_two_workers_do_not_listen_to_one_publisher() -> None:
     assert {rank.worker.id: rank.worker.publishes_events for rank in ranks} == {
         "w@0": True, "w@1": False, "v@0": False, "v@1": True,
     }  # fmt: skip
-    assert "tcp://h:5558 would serve several workers" in ranks[1].why_predicted
+    assert "tcp://h:5558 is meant for several sockets" in ranks[1].why_predicted
+
+
+def test_the_usual_ports_are_too_close_for_two_ranks() -> None:
+    """Rank 1 would publish where rank 0 replays, which vLLM would not even start with."""
+    spec = replace(SPEC, kv_events="tcp://h:5557", kv_replay="tcp://h:5558")
+    ranks = without_shared_endpoints(ranks_of(spec, replace(FACTS, num_ranks=2)))
+    assert not any(rank.worker.publishes_events for rank in ranks)
+    (alone,) = without_shared_endpoints(ranks_of(spec, FACTS))
+    assert alone.worker.publishes_events
