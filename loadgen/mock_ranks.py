@@ -6,6 +6,7 @@ Which of them serves a request is decided here; what they answer is in `mock_htt
 from __future__ import annotations
 
 import asyncio
+import secrets
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -21,8 +22,11 @@ from loadgen.wire import RELEASES, Layout, encode_batch
 from loadgen.wire_sglang import TreeEvents
 from router.tasks import start_task
 
+FIRST_PORTS = range(20_000, 32_000)
+"""Where ports in a row are looked for: below those that Linux gives to connections, among which few neighbours
+are free after thousands of them."""
 PORT_SEARCHES = 100
-"""Tries to find free ports in a row; one is enough but for others who look at the same time."""
+"""Mostly the first find them."""
 
 
 class MockRank:
@@ -113,26 +117,23 @@ def busy_least(ranks: Sequence[MockRank], turn: int) -> MockRank:
 def find_free_ports(host: str, count: int) -> int:
     """The first of so many free ports in a row. Raises OSError."""
     for _ in range(PORT_SEARCHES):
-        if (first := _try_free_ports(host, count)) is not None:
+        first = FIRST_PORTS[secrets.randbelow(len(FIRST_PORTS) - count)]
+        if _are_free(host, range(first, first + count)):
             return first
     raise OSError(f"no {count} free ports in a row on {host}")
 
 
-def _try_free_ports(host: str, count: int) -> int | None:
+def _are_free(host: str, ports: range) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held: list[socket.socket] = []
     try:
-        first = 0
-        for place in range(count):
-            each = socket.socket(family)
-            held.append(each)
-            # As ZMQ binds too: else every port of a connection that ended a moment ago is in the way.
-            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            each.bind((host, first + place if first else 0))
-            first = first or each.getsockname()[1]
-    except (OSError, OverflowError):
-        return None
+        for port in ports:
+            held.append(socket.socket(family))
+            held[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ZMQ binds too
+            held[-1].bind((host, port))
+    except OSError:
+        return False
     finally:
         for each in held:
             each.close()
-    return first
+    return True

@@ -101,7 +101,7 @@ class RoutingCore:
         if entry is None or layout is None:
             return None
         former = entry.space
-        space = HashSpace(former.base_model, *layout)
+        space = former._replace(block_tokens=layout.block_tokens, lookahead_tokens=layout.lookahead_tokens)
         if space == former:
             return None
         self._beliefs.expect(entry.slot, layout)

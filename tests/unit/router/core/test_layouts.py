@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from indexer.blocks import HashSpace, Unit
+from indexer.blocks import TOKEN_BYTES, HashSpace, Unit, chain_block_hashes, pack_tokens, root_seed
 from indexer.trust import TrustLevel
 from router.core.outcome import Outcome
+from router.core.prompt import Prompt
 from tests.support.columns import MODEL
 from tests.support.fleets import Engine, make_core, prompt_of, publishing, request, silent
+from tests.support.sglang_events import cleared, pairs, stored
 
 SIZES = (16, 32)
 TOKENS = list(range(1000, 1256))
@@ -93,3 +96,20 @@ def test_workers_of_two_sizes_are_compared_by_what_each_holds():
     assert decision.worker.id == "b"
     assert decision.candidates.block_tokens == 16
     assert list(decision.candidates.device_overlap) == [3.0, 6.0, 0.0]
+
+
+def test_blocks_that_depend_on_what_follows_them_are_matched_as_such():
+    """Under EAGLE a page of SGLang's tree holds token pairs, and so one token more than it is long."""
+    core = make_core([publishing("a", engine="sglang")])
+    slot = core.slot_of("a")
+    core.feed.connected(slot)
+    events = [cleared(), stored(range(1, 16), pairs(TOKENS)[:240], page_size=16)]
+    core.feed.receive(slot, 0, msgspec.msgpack.encode([0.0, events, 0]))
+    assert core.worker("a").trust.level is TrustLevel.DEGRADED
+    assert core.adopt_layout("a") == HashSpace(MODEL, 16)
+    (space,) = core.hash_spaces(MODEL)
+    assert space == HashSpace(MODEL, 16, 1)
+    chain = chain_block_hashes(pack_tokens(TOKENS), 16 * TOKEN_BYTES, root_seed(MODEL), (), TOKEN_BYTES)
+    prompt = Prompt(len(TOKENS), Unit.TOKENS, {space: chain}, exact=True)
+    decision = core.route(request("r"), prompt, now=0.0)
+    assert (decision.trust, decision.details["exact_blocks"]) == ("exact", 15)
