@@ -23,7 +23,7 @@ from loadgen.wire_sglang import TreeEvents
 from router.tasks import start_task
 
 FIRST_PORTS = range(20_000, 32_000)
-"""Where ports in a row are looked for: below those that Linux gives to connections, among which few neighbours
+"""Where ports in a row are looked for: below those that Linux gives to connections, where few neighbours
 are free after thousands of them."""
 PORT_SEARCHES = 100
 """Mostly the first find them."""

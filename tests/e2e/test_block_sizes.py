@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 from dataclasses import replace
 
@@ -99,9 +101,10 @@ async def test_a_restart_with_other_blocks_is_followed() -> None:
                     ),
                     what="the successor is served and heard",
                 )
-                await client.complete(words("a", 200))
-                await eventually(
-                    lambda: row_of(client.gateway, "w0")["index"]["block_tokens"] == 64,
-                    what="its blocks are known",
-                )
+                # Without a replay what is published before the subscription has arrived is lost.
+                async with asyncio.timeout(10):
+                    for prompt in itertools.count():
+                        await client.complete(words(f"p{prompt}", 200))
+                        if row_of(client.gateway, "w0")["index"]["block_tokens"] == 64:
+                            break
                 client.gateway.core.check()
