@@ -7,7 +7,6 @@ an engine cannot be asked for, or does not answer in time, becomes a prompt of b
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -39,23 +38,9 @@ from router.tokens.prompts import (
     pack_json_ids,
     prompt_of_ids,
 )
+from router.tokens.refusals import TOKENIZED, NoTokens, num_other_tokens, refuse_media
 from router.wire.endpoints import Endpoint, Protocol
 from router.wire.openai import ParsedBody, Slices
-
-_ASKABLE = (Protocol.CHAT, Protocol.COMPLETIONS, Protocol.GENERATE)
-"""Protocols whose prompts engines tokenize on request; the prompts of others are bytes by design."""
-
-_MEDIA_PART = re.compile(
-    rb'"(?:image(?:_url|_pil|_embeds)?|input_(?:image|audio)|audio_(?:url|embeds)|video(?:_url)?|file)"'
-)
-"""Types of content parts that the engine expands into tokens which its /tokenize does not know. Within a text
-such a word would have its quotes escaped."""
-
-_MEDIA_FIELDS = ("image_data", "audio_data", "video_data")
-
-
-class NoTokens(Exception):
-    """No tokens came from an engine; the text is a word for the metrics."""
 
 
 class EngineTokens:
@@ -73,20 +58,20 @@ class EngineTokens:
         batch = batch_of(parsed.prompt)
         if batch is not None and batch.are_ids:
             return await prompt_of_ids(batch, parsed, resolution, self._host)
-        if endpoint.protocol is Protocol.CHAT or (batch is not None and endpoint.protocol in _ASKABLE):
+        if endpoint.protocol is Protocol.CHAT or (batch is not None and endpoint.protocol in TOKENIZED):
             try:
                 return await self._ask(batch, parsed, endpoint.protocol, resolution)
             except NoTokens as error:
-                self._host.fell_back(str(error))
+                self._host.fell_back(error.reason)
         return await self._bytes.prompt_of_text(batch, parsed, resolution)
 
     async def _ask(
         self, batch: PromptBatch | None, parsed: ParsedBody, protocol: Protocol, resolution: Resolution
     ) -> Prompt:
-        _refuse_media(parsed.prompt)
+        refuse_media(parsed.prompt)
         target = self._calls.least_busy(self._host.tokenize_targets(resolution.model))
         request = ENGINES[target.engine].tokenize_request(
-            protocol, _of_first(parsed.prompt, batch), resolution.model
+            protocol, of_first(parsed.prompt, batch), resolution.model
         )
         if request is None:
             raise NoTokens("unsupported")
@@ -112,31 +97,19 @@ class EngineTokens:
             self._cache.add_chains(digest, entry, {seed: new_chains[seed[0]] for seed in new_seeds})
             chains |= new_chains
         return Prompt(
-            num_tokens=entry.num_tokens + _estimated_others(batch, entry.num_tokens),
+            num_tokens=entry.num_tokens + num_other_tokens(batch, entry.num_tokens),
             unit=Unit.TOKENS,
             chains=chains,
             exact=is_foretellable(parsed, batch),
         )
 
 
-def _refuse_media(prompt: Slices) -> None:
-    if any(name in prompt for name in _MEDIA_FIELDS) or _MEDIA_PART.search(prompt.get("messages", b"")):
-        raise NoTokens("media")
-
-
-def _of_first(prompt: Slices, batch: PromptBatch | None) -> Slices:
+def of_first(prompt: Slices, batch: PromptBatch | None) -> Slices:
     """The prompt's fields with the first text of a batch in the place of all."""
     if batch is None:
         return prompt
     name = "prompt" if "prompt" in prompt else "text"
     return {**prompt, name: msgspec.Raw(batch.first)}
-
-
-def _estimated_others(batch: PromptBatch | None, num_first_tokens: int) -> int:
-    """Tokens of a batch's other texts, at the first one's rate."""
-    if batch is None or not batch.others:
-        return 0
-    return num_first_tokens * batch.num_other_bytes() // len(batch.first)
 
 
 class _SharedCalls:
@@ -173,7 +146,7 @@ class _SharedCalls:
                 self._under_way.pop(digest, None)  # at once: who comes now must not join what ends
                 task.cancel()
         if isinstance(outcome, NoTokens):
-            raise NoTokens(str(outcome))
+            raise NoTokens(outcome.reason)
         return outcome
 
     def _start(
