@@ -31,8 +31,9 @@ from router.preview import Previewer
 from router.proxy import Proxy
 from router.server import Server, raise_descriptor_limit
 from router.tls import ReloadedContext, ServerContext, worker_context
+from router.tokenizer_files import NoTokenizer
 from router.tokens import SOURCES as TOKEN_SOURCES
-from router.tokens import TokenSource
+from router.tokens import LocalModels, TokenSource
 
 _logger = logging.getLogger("kvgate")
 
@@ -76,7 +77,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Serves when this returns; workers join as they answer. Raises OSError for an address that can't be
-        had or a certificate that can't be read, after giving back whatever it had taken."""
+        had or a certificate that can't be read and NoTokenizer for a tokenizer that can't be, after giving
+        back whatever it had taken."""
         try:
             await self._start()
         except BaseException:
@@ -97,7 +99,10 @@ class Gateway:
         self._resources.push_async_callback(self.fleet.stop)
         self.metrics.watch(self.core, self.fleet.worker_ids)
         token_host = FleetTokenHost(self.core, self.fleet, self.metrics)
-        self._tokens = TOKEN_SOURCES[settings.tokens](token_host, sessions)
+        models = LocalModels(settings.tokenizer, settings.chat_template)
+        self._resources.callback(models.close)
+        models.load_named()
+        self._tokens = TOKEN_SOURCES[settings.tokens](token_host, sessions, models)
         self.proxy = Proxy(
             core=self.core,
             settings=settings,
@@ -197,8 +202,8 @@ async def _serve(settings: Settings) -> int:
     signals = _Signals()
     try:
         await gateway.start()
-    except OSError as error:
-        _logger.error("can't start: %s", error.strerror or error)
+    except (OSError, NoTokenizer) as error:
+        _logger.error("can't start: %s", getattr(error, "strerror", None) or error)
         return 1
     _logger.info(
         "serving on %s://%s:%d with policy %s; admin on http://%s:%d",

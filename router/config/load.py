@@ -13,6 +13,7 @@ from router.config.reader import Reader, ReadFile
 from router.config.settings import Settings, WorkerConfig
 from router.config.sources import GivenValues, from_environment, from_file, from_flags
 from router.config.tls_files import tls_mistakes
+from router.config.tokenizer_places import tokenizer_mistakes
 from router.discovery import expand_workers
 
 
@@ -31,6 +32,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -
     settings = Settings(**reader.values)
     mistakes.extend(_contradictions(settings, reader.places))
     mistakes.extend(tls_mistakes(settings, reader.places))
+    mistakes.extend(tokenizer_mistakes(settings, reader.places))
     mistakes.extend(_wrong_workers(settings, reader.places))
     if mistakes:
         raise ConfigErrors(mistakes)

@@ -131,7 +131,9 @@ _template = optional(text("an endpoint such as tcp://{host}:5557", metavar="TEMP
 _url = text("a URL: http://host:8000, https://host:8443 or unix:/path/to.sock", metavar="URL")
 _file = optional(text("a path", metavar="FILE"))
 _policy = choice(tuple(POLICIES), ALIASES)
-_tokens = choice(("auto", "engine", "bytes"))
+_tokens = choice(("auto", "local", "engine", "bytes"))
+_tokenizer = text("a directory, a tokenizer.json or a model of the local hub cache", metavar="[MODEL=]PLACE")
+_chat_template = text("a file", metavar="[MODEL=]FILE")
 _block_hash = choice(tuple(HASHINGS))
 _log_level = choice(LOG_LEVELS, {"warn": "warning"})
 _access_log = optional(choice(("text", "json")), "none")
@@ -170,8 +172,12 @@ OPTIONS: tuple[Option, ...] = (
     _workers("health_check_timeout_secs", duration(), "How long such a probe may take."),
 
     _routing("policy", _policy, "Who decides which worker serves a request.", "routing_logic"),
-    _routing("tokens", _tokens, "Where the tokens of a prompt come from: the worker's /tokenize (engine), "
-             "blocks of bytes (bytes), or whichever serves the policy and the worker (auto)."),
+    _routing("tokens", _tokens, "Where the tokens of a prompt come from: made here (local), the worker's "
+             "/tokenize (engine), blocks of bytes (bytes), or the first of these that serves (auto)."),
+    _routing("tokenizer", _tokenizer, "A directory, a tokenizer.json, or a model in the local hub cache "
+             "(nothing is downloaded); for one model as MODEL=PLACE, repeatable.", many=True),
+    _routing("chat_template", _chat_template, "A file with a chat template in place of the tokenizer's; for "
+             "one model as MODEL=FILE, repeatable.", many=True),
     _routing("block_hash", _block_hash, "How blocks are hashed: by kvgate's own hash, or as NVIDIA Dynamo "
              "does, to compare indexes with its routers."),
     _routing("predicted_ttl", duration(), "How long a decision is believed where no KV events come."),

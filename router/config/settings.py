@@ -52,6 +52,8 @@ class Settings:
     policy_parameters: Mapping[str, PolicyParameters] = field(default_factory=dict)
     """By policy name, only what was given; the rest are the policy's own defaults."""
     tokens: str = "auto"
+    tokenizer: tuple[str, ...] = ()
+    chat_template: tuple[str, ...] = ()
     block_hash: str = "kvgate"
     predicted_ttl: float = 120.0
     bridge_ttl: float = 5.0

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from indexer.blocks import HashSpace
 from router.core.health import Health
 from router.core.routing import RoutingCore
+from router.engines import WorkerFacts
 from router.fleet.fleet import Fleet
 from router.fleet.limits import MODELS_KEPT
 from router.metrics import Metrics
-from router.tokens import TokenizeTarget
+from router.tokens import ModelHints, TokenizeTarget
 
 
 class FleetTokenHost:
@@ -24,7 +25,18 @@ class FleetTokenHost:
         self._spaces: dict[str, Sequence[HashSpace]] = {}
         self._targets: dict[str, Sequence[TokenizeTarget]] = {}
         self._has_events: dict[str, bool] = {}
+        self._models: Mapping[str, ModelHints] | None = None
         fleet.on_change(self._forget)
+
+    def models(self) -> Mapping[str, ModelHints]:
+        if self._models is None:
+            facts = [member.watch.facts for member in self._fleet.members if member.watch.facts is not None]
+            self._models = _hints(facts)
+        return self._models
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """The listener is called after what is kept here was forgotten."""
+        self._fleet.on_change(listener)
 
     def hash_spaces(self, model: str) -> Sequence[HashSpace]:
         if (spaces := self._spaces.get(model)) is None:
@@ -52,6 +64,7 @@ class FleetTokenHost:
         self._spaces.clear()
         self._targets.clear()
         self._has_events.clear()
+        self._models = None
 
     def _find_targets(self, model: str) -> list[TokenizeTarget]:
         targets = []
@@ -69,6 +82,28 @@ class FleetTokenHost:
         return any(
             view.worker.publishes_events and view.worker.serves(model) for view in self._core.workers()
         )
+
+
+def _hints(facts: Sequence[WorkerFacts]) -> dict[str, ModelHints]:
+    """Of equal names the first vLLM worker's engine counts, else the first worker's; every place is kept
+    once."""
+    places: dict[str, dict[str, None]] = {}
+    engines: dict[str, str] = {}
+    for each in facts:
+        for model, root in _base_models(each):
+            places.setdefault(model, {}).update({root: None, model: None})
+            if each.engine == "vllm":
+                engines[model] = each.engine
+            engines.setdefault(model, each.engine)
+    return {model: ModelHints(tuple(found), engines[model]) for model, found in places.items()}
+
+
+def _base_models(facts: WorkerFacts) -> Iterator[tuple[str, str]]:
+    """(name, root) of each entry that is no adapter."""
+    for entry in facts.model_entries:
+        name, root = entry.get("id"), entry.get("root")
+        if isinstance(name, str) and not entry.get("parent"):
+            yield name, root if isinstance(root, str) and root else name
 
 
 T = TypeVar("T")

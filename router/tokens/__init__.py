@@ -9,17 +9,23 @@ from collections.abc import Callable, Mapping
 
 from router.engines import WorkerSessions
 from router.tokens.auto import AutoTokens
-from router.tokens.base import TokenHost, TokenizeTarget, TokenSource
+from router.tokens.base import ModelHints, TokenHost, TokenizeTarget, TokenSource
 from router.tokens.bytes import BytesTokens
 from router.tokens.engine import EngineTokens
+from router.tokens.local import LocalModels, LocalTokens
 
-__all__ = ["SOURCES", "TokenHost", "TokenSource", "TokenizeTarget"]
+__all__ = ["SOURCES", "LocalModels", "ModelHints", "TokenHost", "TokenSource", "TokenizeTarget"]
 
-SOURCES: Mapping[str, Callable[[TokenHost, WorkerSessions], TokenSource]] = {
-    "auto": lambda host, sessions: AutoTokens(
-        host, exact=EngineTokens(host, sessions), cheap=BytesTokens(host)
+SOURCES: Mapping[str, Callable[[TokenHost, WorkerSessions, LocalModels], TokenSource]] = {
+    "auto": lambda host, sessions, models: AutoTokens(
+        host,
+        local=LocalTokens(host, models),
+        engine=EngineTokens(host, sessions),
+        cheap=BytesTokens(host),
     ),
-    "engine": EngineTokens,
-    "bytes": lambda host, sessions: BytesTokens(host),
+    "local": lambda host, sessions, models: LocalTokens(host, models),
+    "engine": lambda host, sessions, models: EngineTokens(host, sessions),
+    "bytes": lambda host, sessions, models: BytesTokens(host),
 }
-"""The values of `--tokens`. The sessions serve calls to workers and stay their owner's."""
+"""The values of `--tokens`. Sessions serve calls to workers, models make tokens here; both stay their
+owner's."""

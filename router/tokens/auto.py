@@ -1,24 +1,46 @@
-"""The token source that asks engines only where exact overlap is to be had."""
+"""The token source that takes the trouble of tokens only where exact overlap is to be had."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from router.core.catalogue import Resolution
 from router.core.prompt import Prompt
 from router.tokens.base import TokenHost, TokenSource
-from router.wire.endpoints import Endpoint
+from router.tokens.local.source import LocalTokens
+from router.tokens.refusals import NoTokens
+from router.wire.endpoints import Endpoint, Protocol
 from router.wire.openai import ParsedBody
 
 
 class AutoTokens:
-    """The token source `auto`: `exact` when the policy uses it and a worker offers it, else `cheap`."""
+    """The token source `auto`: where the policy uses exact overlap and a worker offers it, `local`, else
+    `engine`; elsewhere, and where neither can serve, `cheap`."""
 
-    def __init__(self, host: TokenHost, exact: TokenSource, cheap: TokenSource) -> None:
+    def __init__(
+        self, host: TokenHost, *, local: LocalTokens, engine: TokenSource, cheap: TokenSource
+    ) -> None:
         self._host = host
-        self._exact = exact
+        self._local = local
+        self._engine = engine
         self._cheap = cheap
 
     async def prompt(self, parsed: ParsedBody, endpoint: Endpoint, resolution: Resolution) -> Prompt | None:
-        model = resolution.model
-        wants_exact = self._host.wants_exact_overlap(model) and self._host.tokenize_targets(model)
-        source = self._exact if wants_exact else self._cheap
-        return await source.prompt(parsed, endpoint, resolution)
+        if not self._host.wants_exact_overlap(resolution.model):
+            return await self._cheap.prompt(parsed, endpoint, resolution)
+        try:
+            return await self._local.exact_prompt(parsed, endpoint, resolution)
+        except NoTokens as error:
+            if self._host.tokenize_targets(resolution.model):
+                return await self._engine.prompt(parsed, endpoint, resolution)
+            if error.reason not in _NOT_SERVED:
+                self._host.fell_back(error.reason)
+        return await self._cheap.prompt(parsed, endpoint, resolution)
+
+    def tokens_of_probe(self, model: str, protocol: Protocol = Protocol.CHAT) -> Sequence[int] | None:
+        """See `router.tokens.probe.ProbeTokens`."""
+        return self._local.tokens_of_probe(model, protocol)
+
+
+_NOT_SERVED = ("no_tokenizer", "loading", "protocol")
+"""Reasons why no tokens were promised in the first place."""

@@ -6,7 +6,7 @@ of the `SOURCES` table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,8 +27,25 @@ class TokenizeTarget:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ModelHints:
+    """What workers tell about a base model: where its files may lie, as they name the place, and an engine
+    that serves it."""
+
+    places: Sequence[str]
+    engine: str
+
+
 class TokenHost(Protocol):
     """The fleet, as far as a token source asks about it."""
+
+    def models(self) -> Mapping[str, ModelHints]:
+        """By base model, what its workers have told so far."""
+        ...
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called whenever answers may differ from those before."""
+        ...
 
     def hash_spaces(self, model: str) -> Sequence[HashSpace]: ...
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from indexer.blocks import HashSpace
 from router.core.catalogue import Resolution
-from router.tokens.base import TokenizeTarget
+from router.tokens.base import ModelHints, TokenizeTarget
 from router.wire.endpoints import lookup
 from router.wire.openai import parse_body
 
@@ -25,6 +25,14 @@ class StubHost:
     targets: Sequence[TokenizeTarget] = ()
     exact: bool = True
     fallbacks: Counter[str] = field(default_factory=Counter)
+    hints: Mapping[str, ModelHints] = field(default_factory=dict)
+    listeners: list[Callable[[], None]] = field(default_factory=list)
+
+    def models(self) -> Mapping[str, ModelHints]:
+        return self.hints
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self.listeners.append(listener)
 
     def hash_spaces(self, model: str) -> Sequence[HashSpace]:
         return self.spaces

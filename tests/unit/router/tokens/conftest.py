@@ -3,7 +3,7 @@
 import pytest
 
 from router.engines.sessions import WorkerSessions
-from router.tokens import SOURCES
+from router.tokens import SOURCES, LocalModels
 from tests.support.certificates import system_trust
 
 
@@ -14,5 +14,12 @@ async def sessions():
 
 
 @pytest.fixture
-def make_source(sessions):
-    return lambda name, host: SOURCES[name](host, sessions)
+def models():
+    models = LocalModels()
+    yield models
+    models.close()
+
+
+@pytest.fixture
+def make_source(sessions, models):
+    return lambda name, host: SOURCES[name](host, sessions, models)
