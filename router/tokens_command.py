@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ssl
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
@@ -208,7 +207,7 @@ class _Worker:
         self._sessions: WorkerSessions
 
     async def __aenter__(self) -> _Worker:
-        self._sessions = WorkerSessions(ReloadedContext("TLS to the worker", _system_trust, ()))
+        self._sessions = WorkerSessions(ReloadedContext("TLS to the worker", worker_context, ()))
         try:
             if self._url is not None:
                 self._http = WorkerHttp(self._sessions, self._url, self._headers)
@@ -264,10 +263,6 @@ class _Worker:
 
 class _Tokens(msgspec.Struct):
     tokens: list[int]
-
-
-def _system_trust() -> ssl.SSLContext:
-    return worker_context()
 
 
 def _comparison(ours: Sequence[int], theirs: Sequence[int], model: LocalModel, url: str) -> dict[str, Any]:

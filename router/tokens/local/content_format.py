@@ -29,7 +29,7 @@ class _NotFollowed(Exception):
 
 
 def _content_loops(template: nodes.Template) -> Iterator[bool]:
-    """Whether it runs over a message's content, for each loop."""
+    """True for each loop over a message's content."""
     messages = {
         _bound_name(loop.target)
         for loop in template.find_all(nodes.For)
@@ -38,10 +38,10 @@ def _content_loops(template: nodes.Template) -> Iterator[bool]:
     parameters = _content_parameters(template, messages)
     for loop in template.find_all(nodes.For):
         names = parameters.get(id(loop), {"content"})
-        yield bool(
-            any(_reads(loop.iter, name, "content") for name in messages)
-            or (isinstance(loop.iter, nodes.Name) and loop.iter.name in names)
-        ) and bool(_bound_name(loop.target))
+        is_named = isinstance(loop.iter, nodes.Name) and loop.iter.name in names
+        if is_named or any(_reads(loop.iter, name, "content") for name in messages):
+            _bound_name(loop.target)
+            yield True
 
 
 def _bound_name(target: nodes.Node) -> str:
@@ -92,10 +92,8 @@ def _arguments(call: nodes.Call, macro: nodes.Macro) -> Iterator[tuple[str, node
 def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
     """Whether an expression is the variable `name`, or its attribute `key`: itself, sliced, filtered,
     tested."""
-    while isinstance(node, nodes.Filter | nodes.Test) or (
-        isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
-    ):
-        node = node.node
+    while (inner := _applied_to(node)) is not None:
+        node = inner
     if key is None:
         return isinstance(node, nodes.Name) and node.ctx == "load" and node.name == name
     if isinstance(node, nodes.Getattr):
@@ -104,6 +102,15 @@ def _reads(node: nodes.Node | None, name: str, key: str | None = None) -> bool:
         is_key = isinstance(node.arg, nodes.Const) and node.arg.value == key
         return is_key and _reads_itself(node.node, name)
     return False
+
+
+def _applied_to(node: nodes.Node | None) -> nodes.Node | None:
+    """What a filter, a test or a slice is applied to; None for other expressions."""
+    if isinstance(node, nodes.Filter | nodes.Test):
+        return node.node
+    if isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice):
+        return node.node
+    return None
 
 
 def _reads_itself(node: nodes.Node, name: str) -> bool:

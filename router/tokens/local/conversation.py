@@ -202,7 +202,7 @@ def _text_parts(content: list[Json]) -> list[Message]:
         if isinstance(part, str):
             parts.append({"type": "text", "text": part})
             continue
-        kind = part.get("type", "text") if isinstance(part, dict) else None
+        kind = str(part.get("type", "text")) if isinstance(part, dict) else ""
         if kind == "tool_reference":
             parts.append({"type": kind, "name": part.get("name")})
             continue
@@ -219,7 +219,7 @@ def _text_parts(content: list[Json]) -> list[Message]:
 
 
 def _is_reference(part: Message) -> bool:
-    return part["type"] == "tool_reference"
+    return bool(part["type"] == "tool_reference")
 
 
 def _text_of(content: str | list[Message], separator: str) -> str:

@@ -85,14 +85,13 @@ def cuts_of(
 
 
 def _is_cut(token: AddedToken, raw: Sequence[AddedToken]) -> bool:
-    """Whether no flag, its own or a neighbour's, reaches over the token's edges."""
+    """Whether no flag, its own or a neighbour's, looks over the token's edges. Blanks that a neighbour strips
+    are no matter: those of a token that was found stay its own."""
     if token.has_flags:
         return False
-    edges = (token.content[0], token.content[-1])
     if any(other.single_word for other in raw):
+        edges = (token.content[0], token.content[-1])
         return all(edge in string.punctuation and edge != "_" for edge in edges)
-    if any(other.has_flags for other in raw):
-        return not any(map(str.isspace, edges))
     return True
 
 

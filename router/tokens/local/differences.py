@@ -21,10 +21,10 @@ def likely_cause(ours: Sequence[int], theirs: Sequence[int], text_of: TextOf) ->
     index = first_difference(ours, theirs)
     if index is None:
         return ""
-    if index == 0 and _goes_on_as(theirs[1:], ours):
-        return f"the worker's prompt starts with token {_shown(theirs[0], text_of)}, ours does not"
-    if index == 0 and _goes_on_as(ours[1:], theirs):
-        return f"our prompt starts with token {_shown(ours[0], text_of)}, the worker's does not"
+    if _goes_on_as(theirs[index + 1 :], ours[index:]):
+        return _one_more("the worker's", theirs[index], index, text_of, "ours does not")
+    if _goes_on_as(ours[index + 1 :], theirs[index:]):
+        return _one_more("our", ours[index], index, text_of, "the worker's does not")
     if index == len(ours):
         return f"the worker's prompt goes on with token {_shown(theirs[index], text_of)} where ours ends"
     if index == len(theirs):
@@ -35,6 +35,13 @@ def likely_cause(ours: Sequence[int], theirs: Sequence[int], text_of: TextOf) ->
         f"the texts differ from token {index} on: the worker has another chat template, other arguments for "
         "it, or another version of the tokenizer"
     )
+
+
+def _one_more(whose: str, token: int, index: int, text_of: TextOf, other: str) -> str:
+    shown = _shown(token, text_of)
+    if index == 0:
+        return f"{whose} prompt starts with token {shown}, {other}"
+    return f"{whose} prompt has one more token {shown} at index {index}"
 
 
 def _goes_on_as(rest: Sequence[int], other: Sequence[int]) -> bool:

@@ -24,6 +24,8 @@ from router.tokens.prompts import PromptBatch
 from router.tokens.refusals import NoTokens
 from router.wire.openai import Slices
 
+_decode_text = msgspec.json.Decoder(str).decode
+
 
 class LocalModel:
     """`encoder` and the texts for it."""
@@ -56,10 +58,7 @@ class LocalModel:
         """The text of a batch's first prompt, or of the chat in `prompt`. Raises NoTokens."""
         if batch is None:
             return self._chat_text(prompt, manner)
-        try:
-            return msgspec.json.decode(batch.first, type=str)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            raise NoTokens("text") from None
+        return _decode_text(batch.first)
 
     @staticmethod
     def wants_special_tokens(prompt: Slices, *, default: bool) -> bool:

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from router.tokens.local.model import LocalModel
 
 
+NO_TEXT = "no_text"
+"""Why there are no tokens where nobody promised any: by the shape of its prompt."""
+
+
 class LocalTokens:
     """The token source `local`. The models stay their owner's."""
 
@@ -46,7 +50,7 @@ class LocalTokens:
         try:
             return await self.exact_prompt(parsed, endpoint, resolution)
         except NoTokens as error:
-            if endpoint.protocol in TOKENIZED:
+            if error.reason != NO_TEXT:
                 self._host.fell_back(error.reason)
         return await self._bytes.prompt(parsed, endpoint, resolution)
 
@@ -59,7 +63,7 @@ class LocalTokens:
             return await prompt_of_ids(batch, parsed, resolution, self._host)
         is_chat = endpoint.protocol is Protocol.CHAT
         if endpoint.protocol not in TOKENIZED or (batch is None and not is_chat):
-            raise NoTokens("protocol")
+            raise NoTokens(NO_TEXT)
         refuse_media(parsed.prompt)
         model = self._model(resolution.base_model)
         try:
