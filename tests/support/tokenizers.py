@@ -16,7 +16,7 @@ from tests.support.data import data_path
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
-TINY = FIXTURES / "tiny-llama"
+TINY = FIXTURES.parent / "vllm" / "tiny-llama"
 """The tokenizer and chat template of the model that the recordings are of."""
 
 REAL = ("qwen3", "deepseek-v3.1", "gpt-oss", "tinyllama-1.1")

@@ -8,11 +8,11 @@ developers.
 
 from __future__ import annotations
 
-import json  # noqa: TID251 - engines parse arguments with it: NaN, numbers of any length
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from router.tokens.local import plain_json
 from router.tokens.refusals import NoTokens
 
 Message = dict[str, Any]
@@ -180,7 +180,7 @@ def _parsed(arguments: Json) -> Mapping[str, Json]:
     """Arguments as a mapping; what is none, or cannot be read, is an empty one."""
     if isinstance(arguments, str) and arguments:
         try:
-            arguments = json.loads(arguments)
+            arguments = plain_json.read(arguments)
         except (ValueError, RecursionError):
             return {}
     return arguments if isinstance(arguments, dict) else {}

@@ -7,16 +7,15 @@ SEGMENT_ENTRY_BYTES = 240
 """What an entry costs besides its token ids: its digest, the dictionary's row, the objects' heads."""
 
 LOOP_CHARACTERS = 2048
-"""New text up to this is encoded on the event loop: 0.6 ms at 0.3 us a character, where a thread costs 0.1 ms
-of its own and waits for its turn. Longer text leaves the loop."""
+"""New text up to this is encoded on the event loop: 0.5 ms at 0.25 us a character. Longer text leaves it, for
+25 us that a thread costs; the encoder lets go of the interpreter meanwhile."""
 
 LOOP_BODY_BYTES = 64 * 1024
-"""Messages up to this are read and rendered on the event loop: 1 ms at the most with the templates of
-today."""
+"""Messages up to this are read and rendered on the event loop: 0.5 to 4 ms, by their number. A thread helps
+only beyond 5 ms, for which it may keep the interpreter."""
 
 ENCODER_THREADS = 2
-"""Threads that encode. The encoder lets go of the interpreter meanwhile; more would only queue for the
-cores."""
+"""Threads that encode. More would take the cores from the loop and from each other."""
 
 WAITING_PROMPTS = 64
 """Prompts that may wait for a thread; one more is routed without its tokens rather than late."""

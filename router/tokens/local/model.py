@@ -7,7 +7,6 @@ The arguments of a template come together as vLLM 0.32 merges them: a body's own
 
 from __future__ import annotations
 
-import json  # noqa: TID251 - engines read bodies with it: numbers keep their spelling in a template's output
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from router.tokenizer_files import NoTokenizer, TokenizerFiles
+from router.tokens.local import plain_json
 from router.tokens.local.conversation import Manner, prepare_messages, prepare_tools, without_developers
 from router.tokens.local.encoder import Encoder
 from router.tokens.local.loading import load_encoder, special_tokens_of
@@ -127,6 +127,6 @@ def _value(prompt: Slices, name: str, default: Any = None) -> Any:  # noqa: ANN4
     if raw is None:
         return default
     try:
-        return json.loads(bytes(raw))
+        return plain_json.read(bytes(raw))
     except (ValueError, RecursionError):
         raise NoTokens("template") from None

@@ -7,7 +7,6 @@ controls, a `tojson` that escapes no HTML and keeps non-ASCII text, `raise_excep
 
 from __future__ import annotations
 
-import json  # noqa: TID251 - templates are written for its spelling: blanks after separators, floats as Python's
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -19,6 +18,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from router.tokenizer_files import NoTokenizer
+from router.tokens.local import plain_json
 from router.tokens.local.content_format import content_format_of
 from router.tokens.refusals import NoTokens
 
@@ -104,22 +104,10 @@ def _environment(now: Callable[[], datetime]) -> ImmutableSandboxedEnvironment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = plain_json.write
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda format: now().strftime(format)
     return environment
-
-
-def _to_json(
-    value: Any,  # noqa: ANN401 - whatever the conversation holds
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-    )
 
 
 def _raise_exception(message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+import msgspec
 import pytest
 import zmq
 
@@ -16,6 +17,7 @@ from router.engines.sessions import WorkerSessions
 from router.fleet import Fleet, FleetTokenHost
 from router.fleet.limits import REPROBE_SECONDS
 from router.metrics import Metrics
+from router.tokens import ModelHints
 from tests.support.certificates import system_trust
 from tests.support.fake_worker import FakeWorker
 from tests.support.waiting import eventually
@@ -132,3 +134,22 @@ async def test_the_token_host_answers_from_the_fleet_as_it_is_now() -> None:
         assert not host.wants_exact_overlap("a")
         await fleet.remove_worker("w0")
         assert host.hash_spaces("a") == []
+
+
+async def test_the_token_host_says_where_a_models_files_may_lie() -> None:
+    entries = [
+        {"id": "a", "root": "org/a", "owned_by": "vllm"},
+        {"id": "lora", "root": "/lora", "parent": "a", "owned_by": "vllm"},
+        {"id": "b", "owned_by": "vllm"},
+    ]
+    answers = {"GET /v1/models": (200, msgspec.json.encode({"data": entries}))}
+    async with FakeWorker(answers) as worker, fleet_of(spec(worker)) as fleet:
+        host = FleetTokenHost(fleet.core, fleet, Metrics())
+        heard: list[set[str]] = []
+        host.on_change(lambda: heard.append(set(host.models())))
+        await eventually(fleet.is_ready)
+        assert host.models() == {
+            "a": ModelHints(("org/a", "a"), "vllm"),
+            "b": ModelHints(("b",), "vllm"),
+        }
+        assert heard[-1] == {"a", "b"}
