@@ -1,4 +1,4 @@
-# The gateway (and the mock fleet) as an image: pinned dependencies, no build tools, no root.
+# The gateway (and the mock fleet) as an image: pinned dependencies (those of the extra too), no build tools, no root.
 # docker build -t kvgate . && docker run -p 8000:8000 kvgate serve --worker-urls http://host:8000
 
 FROM python:3.11-slim AS build

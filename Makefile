@@ -94,7 +94,7 @@ PINS := .venv-pins/bin/python -m piptools compile -q --upgrade --no-config --gen
 .PHONY: constraints
 constraints: ## pin every dependency anew: constraints.txt (to build and run), constraints-dev.txt (to test)
 	$(PYTHON) -m venv .venv-pins && .venv-pins/bin/python -m pip install -q pip-tools
-	$(PINS) --all-build-deps -o constraints.txt pyproject.toml
+	$(PINS) --all-build-deps --extra tokenizers -o constraints.txt pyproject.toml
 	$(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"], sep="\n")' \
 		| $(PINS) -c constraints.txt -o constraints-dev.txt -
 
