@@ -25,6 +25,10 @@ class NoTokenizer(Exception):
     """There is none where one was named, or it cannot be read; the text says why and what to do."""
 
 
+class NothingThere(NoTokenizer):
+    """The place does not exist."""
+
+
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
     """What belongs to one tokenizer. `templates` has the chat template under "default", and another for
@@ -64,7 +68,7 @@ def find_tokenizer(place: str, environ: Mapping[str, str] | None = None) -> Toke
     if path.is_dir():
         return _files_in(path, str(path))
     if not _HUB_NAME.fullmatch(place):
-        raise NoTokenizer(f"{place}: no such file or directory")
+        raise NothingThere(f"{place}: no such file or directory")
     return _files_in(_snapshot(place, os.environ if environ is None else environ), f"the snapshot of {place}")
 
 
@@ -113,7 +117,7 @@ def _snapshot(name: str, environ: Mapping[str, str]) -> Path:
     cache = _cache_directory(environ)
     model = cache / ("models--" + name.replace("/", "--"))
     if not model.is_dir():
-        raise NoTokenizer(
+        raise NothingThere(
             f"{name}: no such file or directory, and not in the hub cache ({cache}); nothing is downloaded "
             f"here: put it there with hf download {name}"
         )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from router.core.catalogue import Resolution
 from router.core.prompt import Prompt
 from router.tokens.base import TokenHost, TokenSource
-from router.tokens.local.source import NO_TEXT, LocalTokens
+from router.tokens.local.source import NO_TEXT, NO_TOKENIZER, LocalTokens
 from router.tokens.refusals import NoTokens
 from router.wire.endpoints import Endpoint, Protocol
 from router.wire.openai import ParsedBody
@@ -42,5 +42,5 @@ class AutoTokens:
         return self._local.tokens_of_probe(model, protocol)
 
 
-_NOT_SERVED = ("no_tokenizer", "loading", NO_TEXT)
+_NOT_SERVED = (NO_TOKENIZER, "loading", NO_TEXT)
 """Reasons why no tokens were promised in the first place."""

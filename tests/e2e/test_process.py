@@ -20,6 +20,7 @@ from loadgen.mock_process import MockWorker
 from loadgen.mock_worker import MockFleet
 from tests.support.certificates import PairFiles, client_context, pair_files
 from tests.support.gateway_process import REPOSITORY, running_gateway
+from tests.support.tokenizers import TINY, encoder
 
 
 def endpoints(worker: MockWorker) -> list[str]:
@@ -141,3 +142,26 @@ async def test_a_port_that_is_taken_is_named() -> None:
     assert "can't start" in printed
     assert port in printed
     assert "already in use" in printed
+
+
+async def test_local_tokens_from_start_to_explanation() -> None:
+    async with MockFleet(1, engine=EngineSettings(speedup=50.0)) as fleet:
+        (worker,) = fleet.workers
+        flags = ("--tokens", "local", "--tokenizer", str(TINY))
+        async with running_gateway("--worker-urls", worker.url, *endpoints(worker), *flags) as gateway:
+            await gateway.printed(rf"all models: tokens by {TINY}: chats and texts, cut at 4 special tokens")
+            await gateway.workers(until=lambda rows: rows and rows[0]["state"] == "healthy")
+            async with aiohttp.ClientSession(gateway.url) as client:
+                body = {"model": "mock", "prompt": "hello there", "max_tokens": 1}
+                async with client.post("/v1/completions", json=body) as response:
+                    assert response.status == 200
+            (decision,) = (await gateway.admin("/explain"))["decisions"]
+            assert decision["num_prompt_tokens"] == len(encoder("tiny").encode_whole("hello there"))
+            assert decision["details"]["unit"] == "tokens"
+
+
+async def test_a_tokenizer_of_no_use_is_no_start(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    code, printed = await serve_and_fail("--tokenizer", str(tmp_path))
+    assert code == 1
+    assert f"can't start: {tmp_path}/tokenizer.json: " in printed

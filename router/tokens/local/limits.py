@@ -21,4 +21,4 @@ WAITING_PROMPTS = 64
 """Prompts that may wait for a thread; one more is routed without its tokens rather than late."""
 
 MODELS_KEPT = 8
-"""Base models whose tokenizers are loaded; one takes 50 to 300 MB."""
+"""Base models whose tokenizers are loaded; one takes 15 to 230 MiB."""

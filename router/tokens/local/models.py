@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from router.tasks import start_task
 from router.tokenizer_files import (
+    NothingThere,
     NoTokenizer,
     find_tokenizer,
     missing_packages,
@@ -90,17 +91,19 @@ class LocalModels:
 
     async def _find(self, base_model: str, places: Sequence[str]) -> None:
         loop = asyncio.get_running_loop()
-        problems = []
         for place in places:
             try:
                 model = await loop.run_in_executor(self.threads, self._load, base_model, place)
+            except NothingThere:
+                continue
             except NoTokenizer as error:
-                problems.append(str(error))
+                _logger.warning("%s: its tokenizer is of no use here: %s", base_model, error)
                 continue
             self._models[base_model] = model
             _logger.info("%s: tokens by %s", base_model, self._words(base_model, place))
             return
-        _logger.info("%s: no tokenizer of it is here (%s)", base_model, "; ".join(problems) or "no name")
+        looked_for = " and ".join(places) or "it has no name"
+        _logger.info("%s: no tokenizer of it is here (looked for %s)", base_model, looked_for)
 
     def _load(self, model: str, place: str) -> LocalModel:
         from router.tokens.local.model import load_model

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from array import array
 from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
@@ -32,8 +33,14 @@ if TYPE_CHECKING:
     from router.tokens.local.model import LocalModel
 
 
+_logger = logging.getLogger("kvgate.tokens")
+
 NO_TEXT = "no_text"
 """Why there are no tokens where nobody promised any: by the shape of its prompt."""
+
+
+NO_TOKENIZER = "no_tokenizer"
+"""Why there are none where somebody did."""
 
 
 class LocalTokens:
@@ -44,6 +51,8 @@ class LocalTokens:
         self._models = models
         self._bytes = BytesTokens(host)
         self._turns = _Turns()
+        self._warned: set[str] = set()
+        """Base models, as many as the fleet serves."""
         host.on_change(self._look)
 
     async def prompt(self, parsed: ParsedBody, endpoint: Endpoint, resolution: Resolution) -> Prompt | None:
@@ -52,6 +61,8 @@ class LocalTokens:
         except NoTokens as error:
             if error.reason != NO_TEXT:
                 self._host.fell_back(error.reason)
+            if error.reason == NO_TOKENIZER:
+                self._warn(resolution.base_model)
         return await self._bytes.prompt(parsed, endpoint, resolution)
 
     async def exact_prompt(
@@ -94,6 +105,12 @@ class LocalTokens:
             return None
         return array("I", local.encoder.encode(text, add_special_tokens=not is_chat)).tolist()
 
+    def _warn(self, base_model: str) -> None:
+        """Once for each model: who asks for local tokens gets no exact overlap without them."""
+        if base_model not in self._warned:
+            self._warned.add(base_model)
+            _logger.warning("%s: routed by bytes, no tokenizer of it is here: give --tokenizer", base_model)
+
     def _look(self) -> None:
         """Tokenizers are loaded where exact overlap is to be had; elsewhere when a request asks."""
         for base_model, hints in self._host.models().items():
@@ -105,7 +122,7 @@ class LocalTokens:
         if model is None:
             if (hints := self._host.models().get(base_model)) is not None:
                 self._models.look_for(base_model, hints.places)
-            raise NoTokens("loading" if self._models.is_looking_for(base_model) else "no_tokenizer")
+            raise NoTokens("loading" if self._models.is_looking_for(base_model) else NO_TOKENIZER)
         return model
 
     def _manner(self, base_model: str) -> Manner:

@@ -101,10 +101,17 @@ async def test_where_nothing_is_found_it_is_said_once(make, caplog, monkeypatch,
     await eventually(lambda: not local.is_looking_for("m"))
     host.listeners[0]()
     assert not local.is_looking_for("m")
+    assert caplog.messages == ["m: no tokenizer of it is here (looked for /no/such and org/name)"]
+
+
+async def test_one_that_is_broken_is_a_warning(make, caplog, tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    host, local = StubHost(hints=hints(tmp_path, TINY)), make()
+    LocalTokens(host, local)
+    host.listeners[0]()
+    await eventually(lambda: local.get("m"))
     (message,) = caplog.messages
-    assert message.startswith(
-        "m: no tokenizer of it is here (/no/such: no such file or directory; org/name: "
-    )
+    assert message.startswith(f"m: its tokenizer is of no use here: {tmp_path}/tokenizer.json: ")
 
 
 async def test_other_places_are_tried(make, caplog):

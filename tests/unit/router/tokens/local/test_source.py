@@ -96,12 +96,14 @@ async def test_protocols_that_engines_turn_into_chats_are_bytes_by_design(path, 
     assert (prompt.unit, host.fallbacks) == (Unit.BYTES, {})
 
 
-async def test_a_model_without_a_tokenizer():
-    host = StubHost()
-    models = LocalModels()
-    prompt = await prompt_of(LocalTokens(host, models), b'{"prompt": "some text"}')
+async def test_a_model_without_a_tokenizer_is_said_once(caplog):
+    host, models = StubHost(), LocalModels()
+    tokens = LocalTokens(host, models)
+    for _ in range(2):
+        assert (await prompt_of(tokens, b'{"prompt": "some text"}')).unit is Unit.BYTES
     models.close()
-    assert (prompt.unit, host.fallbacks) == (Unit.BYTES, {"no_tokenizer": 1})
+    assert host.fallbacks == {"no_tokenizer": 2}
+    assert caplog.messages == ["m: routed by bytes, no tokenizer of it is here: give --tokenizer"]
 
 
 @pytest.mark.parametrize("special", [None, True, False])
