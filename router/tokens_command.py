@@ -31,7 +31,7 @@ from router.tokens.local import LocalModels
 from router.tokens.local.conversation import Manner
 from router.tokens.local.differences import first_difference, likely_cause
 from router.tokens.prompts import NotTokenIds, PromptBatch, batch_of, pack_json_ids
-from router.tokens.refusals import NoTokens, refuse_media
+from router.tokens.refusals import NoTokens, refuse_media_fields
 from router.wire.endpoints import ENDPOINTS, Endpoint, Protocol
 from router.wire.openai import ParsedBody, parse_body
 
@@ -155,7 +155,7 @@ async def _tokens(model: LocalModel, body: _Body, manner: Manner) -> tuple[str |
     try:
         if batch is not None and batch.are_ids:
             return None, await pack_json_ids(batch.first, Pace())
-        refuse_media(prompt)
+        refuse_media_fields(prompt)
         text = model.text(batch, prompt, manner)
         special = model.wants_special_tokens(prompt, default=body.protocol is not Protocol.CHAT)
         return text, model.encoder.encode(text, add_special_tokens=special)

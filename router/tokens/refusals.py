@@ -29,9 +29,16 @@ class NoTokens(Exception):
         return str(self.args[0])
 
 
+def refuse_media_fields(prompt: Slices) -> None:
+    """Raises NoTokens for a prompt with media beside its text."""
+    if any(name in prompt for name in _MEDIA_FIELDS):
+        raise NoTokens("media")
+
+
 def refuse_media(prompt: Slices) -> None:
-    """Raises NoTokens for a prompt with more than text in it."""
-    if any(name in prompt for name in _MEDIA_FIELDS) or _MEDIA_PART.search(prompt.get("messages", b"")):
+    """Raises NoTokens for a prompt with media beside its text or in its messages, which are not decoded."""
+    refuse_media_fields(prompt)
+    if _MEDIA_PART.search(prompt.get("messages", b"")):
         raise NoTokens("media")
 
 

@@ -81,8 +81,9 @@ def _plain_message(message: Message, content_format: ContentFormat) -> Message:
     content = message.get("content")
     if content is None:
         content = ""
-    elif isinstance(content, list) and content_format is ContentFormat.STRING:
-        content = _text_of(_text_parts(content), "\n")
+    elif isinstance(content, list):
+        parts = _text_parts(content)
+        content = content if content_format is ContentFormat.PARTS else _text_of(parts, "\n")
     prepared = message | {"content": content}
     if calls := message.get("tool_calls"):
         prepared["tool_calls"] = [_with_parsed_arguments(call) for call in _calls(calls)]

@@ -24,7 +24,7 @@ from router.tokens.local.limits import ENCODER_THREADS, LOOP_BODY_BYTES, LOOP_CH
 from router.tokens.local.models import LocalModels
 from router.tokens.probe import PROBES
 from router.tokens.prompts import PromptBatch, batch_of, is_foretellable, prompt_of_ids
-from router.tokens.refusals import TOKENIZED, NoTokens, num_other_tokens, refuse_media
+from router.tokens.refusals import TOKENIZED, NoTokens, num_other_tokens, refuse_media_fields
 from router.wire.endpoints import Endpoint, Protocol
 from router.wire.openai import ParsedBody, Slices
 
@@ -75,8 +75,8 @@ class LocalTokens:
         is_chat = endpoint.protocol is Protocol.CHAT
         if endpoint.protocol not in TOKENIZED or (batch is None and not is_chat):
             raise NoTokens(NO_TEXT)
-        refuse_media(parsed.prompt)
         model = self._model(resolution.base_model)
+        refuse_media_fields(parsed.prompt)
         try:
             async with asyncio.timeout(TOKENIZE_SECONDS):
                 text = await self._text(model, batch, parsed.prompt, self._manner(resolution.base_model))

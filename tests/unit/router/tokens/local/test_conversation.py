@@ -91,6 +91,15 @@ def test_contents_that_are_no_text(content, reason):
     assert refusal.value.reason == reason
 
 
+@pytest.mark.parametrize("content_format", ContentFormat)
+@pytest.mark.parametrize("manner", Manner)
+def test_media_have_no_text(manner, content_format):
+    message = {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}
+    with pytest.raises(NoTokens) as refusal:
+        prepare_messages([message], content_format, manner)
+    assert refusal.value.reason == "media"
+
+
 @pytest.mark.parametrize("tools", [5, {}, [5], [{}], [{"function": {"name": 5}}]])
 def test_tools_that_are_none(tools):
     with pytest.raises(NoTokens):

@@ -62,6 +62,11 @@ async def test_vllms_own_tokens_of_recorded_requests(recording, tokens, host):
     assert not host.fallbacks
 
 
+async def test_a_name_that_looks_like_media_is_a_name(tokens):
+    body = b'{"messages": [{"role": "user", "name": "image", "content": "x"}]}'
+    assert (await prompt_of(tokens, body, CHAT)).unit is Unit.TOKENS
+
+
 async def test_a_batch_counts_all_and_hashes_the_first(tokens):
     one = await prompt_of(tokens, b'{"prompt": "some words here"}')
     both = await prompt_of(tokens, b'{"prompt": ["some words here", "some words here"]}')
