@@ -85,7 +85,7 @@ def _arguments(call: nodes.Call, macro: nodes.Macro) -> Iterator[tuple[str, node
     names = [parameter.name for parameter in macro.args]
     yield from zip(names, call.args, strict=False)
     for keyword in call.kwargs:
-        if isinstance(keyword, nodes.Keyword) and keyword.key in names:
+        if keyword.key in names:
             yield keyword.key, keyword.value
 
 
