@@ -1,7 +1,7 @@
 """A tokenizer set up from its files as transformers sets it up: `Encoder`s come from here.
 
-tokenizer.json describes the tokenizer; tokenizer_config.json may add tokens to it and say whether texts begin
-with BOS. Where releases of transformers differ, this follows 5.
+tokenizer.json describes the tokenizer, tokenizer_config.json may add tokens to it. Where releases of
+transformers differ, this follows 5.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def load_encoder(raw: bytes, config: Mapping[str, Any], segments: SegmentCache) 
     tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
     if added := list(_tokens_to_add(tokenizer, config)):
         tokenizer.add_tokens(added)
-    return Encoder(
-        tokenizer, _cuts(tokenizer, description), _affixes(tokenizer, description, config), segments
-    )
+    return Encoder(tokenizer, _cuts(tokenizer, description), _affixes(tokenizer, description), segments)
 
 
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
@@ -124,31 +122,11 @@ def _added_tokens(tokenizer: Tokenizer) -> Sequence[AddedToken]:
     ]
 
 
-def _affixes(
-    tokenizer: Tokenizer, description: _Description, config: Mapping[str, Any]
-) -> tuple[bytes, bytes]:
-    """Packed ids before and after a text that asks for special tokens.
+def _affixes(tokenizer: Tokenizer, description: _Description) -> tuple[bytes, bytes]:
+    """Packed ids that the post-processor puts before and after a text that asks for special tokens.
 
-    The configuration's `add_bos_token` and `add_eos_token` replace the post-processor: in transformers 5 for
-    every tokenizer, before that for Llama's and its like.
+    The configuration's `add_bos_token` does not count beside a tokenizer.json in transformers 5.
     """
-    if "add_bos_token" not in config and "add_eos_token" not in config:
-        return _post_processed(tokenizer, description)
-    before, after = (
-        tokenizer.token_to_id(_content_of(config.get(f"{name}_token")) or "")
-        if config.get(f"add_{name}_token") is True
-        else None
-        for name in ("bos", "eos")
-    )
-    return _pack_some(before), _pack_some(after)
-
-
-def _pack_some(token: int | None) -> bytes:
-    return b"" if token is None else pack_tokens([token])
-
-
-def _post_processed(tokenizer: Tokenizer, description: _Description) -> tuple[bytes, bytes]:
-    """By what the post-processor puts around a text."""
     plain, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:

@@ -47,10 +47,14 @@ TEMPLATE = {
     [
         ({}, None, [], []),
         ({}, TEMPLATE, [1], [2]),
-        ({"add_bos_token": False}, TEMPLATE, [], []),
-        ({"add_bos_token": True, "bos_token": "<|pad|>"}, None, [3], []),
-        ({"add_eos_token": True, "eos_token": {"content": "<|im_end|>"}}, TEMPLATE, [], [2]),
-        ({"add_bos_token": True, "bos_token": None}, TEMPLATE, [], []),
+        (
+            {},
+            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+            [],
+            [],
+        ),
+        ({"add_bos_token": True, "bos_token": "<|pad|>"}, None, [], []),
+        ({"add_bos_token": False}, TEMPLATE, [1], [2]),
     ],
 )
 def test_what_goes_around_a_text(config, post_processor, before, after):
