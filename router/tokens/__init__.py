@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from router.engines import WorkerSessions
+from router.tokens.agreement import Agreement
 from router.tokens.auto import AutoTokens
 from router.tokens.base import ModelHints, TokenHost, TokenizeTarget, TokenSource
 from router.tokens.bytes import BytesTokens
@@ -16,13 +17,20 @@ from router.tokens.local import LocalModels, LocalTokens
 
 __all__ = ["SOURCES", "LocalModels", "ModelHints", "TokenHost", "TokenSource", "TokenizeTarget"]
 
-SOURCES: Mapping[str, Callable[[TokenHost, WorkerSessions, LocalModels], TokenSource]] = {
-    "auto": lambda host, sessions, models: AutoTokens(
+
+def _auto(host: TokenHost, sessions: WorkerSessions, models: LocalModels) -> TokenSource:
+    local = LocalTokens(host, models)
+    return AutoTokens(
         host,
-        local=LocalTokens(host, models),
+        local=local,
+        agreement=Agreement(local, sessions),
         engine=EngineTokens(host, sessions),
         cheap=BytesTokens(host),
-    ),
+    )
+
+
+SOURCES: Mapping[str, Callable[[TokenHost, WorkerSessions, LocalModels], TokenSource]] = {
+    "auto": _auto,
     "local": lambda host, sessions, models: LocalTokens(host, models),
     "engine": lambda host, sessions, models: EngineTokens(host, sessions),
     "bytes": lambda host, sessions, models: BytesTokens(host),

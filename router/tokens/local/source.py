@@ -105,6 +105,19 @@ class LocalTokens:
             return None
         return array("I", local.encoder.encode(text, add_special_tokens=not is_chat)).tolist()
 
+    def has_tokenizer(self, base_model: str) -> bool:
+        """Whether it is loaded; where it was not looked for yet, that begins."""
+        if self._models.get(base_model) is not None:
+            return True
+        if (hints := self._host.models().get(base_model)) is not None:
+            self._models.look_for(base_model, hints.places)
+        return False
+
+    def text_of(self, base_model: str, token: int) -> str:
+        """A token as its model's vocabulary spells it; "" where that is not known."""
+        model = self._models.get(base_model)
+        return model.encoder.text_of(token) if model is not None else ""
+
     def _warn(self, base_model: str) -> None:
         """Once for each model: who asks for local tokens gets no exact overlap without them."""
         if base_model not in self._warned:
@@ -118,12 +131,9 @@ class LocalTokens:
                 self._models.look_for(base_model, hints.places)
 
     def _model(self, base_model: str) -> LocalModel:
-        model = self._models.get(base_model)
-        if model is None:
-            if (hints := self._host.models().get(base_model)) is not None:
-                self._models.look_for(base_model, hints.places)
-            raise NoTokens("loading" if self._models.is_looking_for(base_model) else NO_TOKENIZER)
-        return model
+        if self.has_tokenizer(base_model) and (model := self._models.get(base_model)) is not None:
+            return model
+        raise NoTokens("loading" if self._models.is_looking_for(base_model) else NO_TOKENIZER)
 
     def _manner(self, base_model: str) -> Manner:
         hints = self._host.models().get(base_model)
