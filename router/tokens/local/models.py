@@ -52,6 +52,7 @@ class LocalModels:
         self._models: dict[str, LocalModel] = {}
         """By base model; "" serves those without one of their own."""
         self._looked_for: dict[str, tuple[str, ...]] = {}
+        """Places by base model, as many as the fleet has served."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self.threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="tokens")
 
@@ -73,10 +74,9 @@ class LocalModels:
         is_served = base_model in self._models or "" in self._models
         if is_served or missing_packages() or self._looked_for.get(base_model) == wanted:
             return
-        if len(self._looked_for) < MODELS_KEPT or base_model in self._looked_for:
+        if len(self._models) < MODELS_KEPT:
             self._looked_for[base_model] = wanted
-            task = start_task(self._find(base_model, wanted), f"tokenizer of {base_model}")
-            self._tasks[base_model] = task
+            self._tasks[base_model] = start_task(self._find(base_model, wanted), f"tokenizer of {base_model}")
 
     def is_looking_for(self, base_model: str) -> bool:
         """Whether its tokenizer is being looked for or loaded."""

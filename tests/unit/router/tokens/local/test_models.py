@@ -145,8 +145,10 @@ async def test_there_is_an_end_to_what_is_loaded(make, monkeypatch):
     monkeypatch.setattr(models, "MODELS_KEPT", 1)
     local = make()
     local.look_for("a", ["/no/such"])
-    local.look_for("b", ["/no/such"])
-    assert [local.is_looking_for(name) for name in "ab"] == [True, False]
+    local.look_for("b", [str(TINY)])
+    await eventually(lambda: local.get("b"))
+    local.look_for("c", [str(TINY)])
+    assert not local.is_looking_for("c")
 
 
 async def test_without_the_extra_nothing_is_looked_for(make, monkeypatch, caplog):
