@@ -14,6 +14,9 @@ LOOP_BODY_BYTES = 64 * 1024
 """Messages up to this are read and rendered on the event loop: 0.5 to 4 ms, by their number. A thread helps
 only beyond 5 ms, for which it may keep the interpreter."""
 
+LONGEST_BODY_BYTES = 4 * 1024 * 1024
+"""Messages or texts beyond this, a million tokens, would take longer than a request waits for its tokens."""
+
 ENCODER_THREADS = 2
 """Threads that encode. More would take the cores from the loop and from each other."""
 

@@ -20,7 +20,13 @@ from router.tokens.bytes import BytesTokens
 from router.tokens.hashing import Pace, chain_hashes, root_seeds
 from router.tokens.limits import TOKENIZE_SECONDS
 from router.tokens.local.conversation import Manner
-from router.tokens.local.limits import ENCODER_THREADS, LOOP_BODY_BYTES, LOOP_CHARACTERS, WAITING_PROMPTS
+from router.tokens.local.limits import (
+    ENCODER_THREADS,
+    LONGEST_BODY_BYTES,
+    LOOP_BODY_BYTES,
+    LOOP_CHARACTERS,
+    WAITING_PROMPTS,
+)
 from router.tokens.local.models import LocalModels
 from router.tokens.probe import PROBES
 from router.tokens.prompts import PromptBatch, batch_of, is_foretellable, prompt_of_ids
@@ -32,12 +38,10 @@ if TYPE_CHECKING:
     from router.tokens.local.encoder import Encoder
     from router.tokens.local.model import LocalModel
 
-
 _logger = logging.getLogger("kvgate.tokens")
 
 NO_TEXT = "no_text"
 """Why there are no tokens where nobody promised any: by the shape of its prompt."""
-
 
 NO_TOKENIZER = "no_tokenizer"
 """Why there are none where somebody did."""
@@ -142,7 +146,10 @@ class LocalTokens:
     async def _text(
         self, model: LocalModel, batch: PromptBatch | None, prompt: Slices, manner: Manner
     ) -> str:
-        if sum(len(memoryview(raw)) for raw in prompt.values()) <= LOOP_BODY_BYTES:
+        num_bytes = sum(len(memoryview(raw)) for raw in prompt.values())
+        if num_bytes > LONGEST_BODY_BYTES:
+            raise NoTokens("too_long")
+        if num_bytes <= LOOP_BODY_BYTES:
             return model.text(batch, prompt, manner)
         async with self._turns.take():
             loop = asyncio.get_running_loop()

@@ -199,6 +199,12 @@ async def test_too_many_that_wait_are_routed_by_bytes(tokens, host, held, monkey
     assert (units.count(Unit.BYTES), host.fallbacks) == (1, {"busy": 1})
 
 
+async def test_what_would_take_too_long_is_not_begun(tokens, host, monkeypatch):
+    monkeypatch.setattr(source, "LONGEST_BODY_BYTES", 1000)
+    assert (await prompt_of(tokens, chat("x" * 1000), CHAT)).unit is Unit.BYTES
+    assert host.fallbacks == {"too_long": 1}
+
+
 async def test_nobody_waits_longer_than_for_an_engine(tokens, host, held, monkeypatch):
     monkeypatch.setattr(source, "TOKENIZE_SECONDS", 0.01)
     assert (await prompt_of(tokens, chat(LONG), CHAT)).unit is Unit.BYTES
