@@ -13,10 +13,11 @@ from indexer.adapters import ADAPTERS
 from indexer.blocks import HASHINGS, BlockHash, Layout
 from indexer.events import Tier
 from indexer.limits import SWEEP_BLOCKS
+from indexer.parity import StoredRoot
 from indexer.publisher import FeedStats, Publisher
 from indexer.radix import OverlapScores, RadixIndex, Slot
 from indexer.sequencer import Step
-from indexer.trust import Trust, TrustLevel
+from indexer.trust import Sign, Trust, judge
 
 __all__ = ["FeedStats", "KvFeed", "RequestReplay"]
 
@@ -45,6 +46,7 @@ class KvFeed:
         self._publishers: dict[Slot, Publisher] = {}
         self._exact_slots = 0
         self._hybrid_slots = 0
+        self._learnt_slots = 0
         self._garbage: list[dict[int, BlockHash]] = []
 
     def add_publisher(
@@ -96,6 +98,7 @@ class KvFeed:
             self._garbage += publisher.garbage
         self._exact_slots &= ~(1 << slot)
         self._hybrid_slots &= ~(1 << slot)
+        self._learnt_slots &= ~(1 << slot)
 
     def connected(self, slot: Slot) -> list[RequestReplay]:
         """The event socket has a connection, for the first time or again."""
@@ -133,6 +136,8 @@ class KvFeed:
         if exact & self._hybrid_slots:
             return self._overlap_of_hybrids(hashes, exact)
         device = self.index.match(hashes, exact)
+        if learnt := exact & self._learnt_slots:
+            self._extend_by_learnt(device, hashes, learnt)
         host = self._indexes[Tier.HOST].extend(hashes, exact, device)
         disk = self._indexes[Tier.DISK].extend(
             hashes,
@@ -157,10 +162,53 @@ class KvFeed:
         publisher = self._publishers.get(slot)
         return publisher.truncate(hashes) if publisher else 0
 
+    def learn(self, slot: Slot, hashes: Sequence[BlockHash]) -> int:
+        """The engine of an exact worker reported these leading blocks of a prompt as cached: where events of
+        the past are missing it is believed to hold them. Returns how many are new."""
+        publisher = self._publishers.get(slot)
+        num_learnt = publisher.standing.learn(hashes) if publisher and publisher.may_learn else 0
+        if num_learnt:
+            self._learnt_slots |= 1 << slot
+        return num_learnt
+
+    def reset(self, slot: Slot) -> None:
+        """The engine has confirmed that its cache is empty. Its event tells so with its next step only, and
+        will not clear what was stored since."""
+        if publisher := self._publishers.get(slot):
+            publisher.was_reset()
+            self._finish_step(slot, [])
+
+    def disbelieve(self, slot: Slot, reason: str) -> None:
+        """The worker's blocks match none of our prompts, and why; "" when they do. Meanwhile it is degraded,
+        and its events are taken in all the same."""
+        if publisher := self._publishers.get(slot):
+            publisher.standing.disbelief = reason
+            self._finish_step(slot, [])
+
+    def sample_roots(self, slot: Slot, is_on: bool) -> None:
+        """Keep the beginnings of the prompts that the worker stores from now on, or no longer."""
+        if publisher := self._publishers.get(slot):
+            publisher.standing.sample_roots(is_on)
+
+    def roots(self, slot: Slot) -> Sequence[StoredRoot]:
+        """Those that were kept, the oldest first."""
+        publisher = self._publishers.get(slot)
+        return publisher.standing.roots if publisher else ()
+
+    def is_sound(self, slot: Slot) -> bool:
+        """Whether no event of the worker is known to be missing; false for one without a publisher."""
+        publisher = self._publishers.get(slot)
+        return publisher is not None and not publisher.sequencer.doubt
+
+    def missing_history(self, slot: Slot) -> str:
+        """In words, what of the worker's past is unknown; "" when all is known."""
+        publisher = self._publishers.get(slot)
+        return publisher.sequencer.missing_history if publisher else ""
+
     def trust(self, slot: Slot) -> Trust:
         """How far the worker's overlap may be believed. PREDICTED for one without a publisher."""
         publisher = self._publishers.get(slot)
-        return publisher.trust() if publisher else Trust(TrustLevel.PREDICTED, "publishes no events")
+        return publisher.trust() if publisher else judge({Sign.SILENT: "publishes no events"})
 
     def stats(self, slot: Slot) -> FeedStats:
         """Counters of a worker's publisher; all zero for one without."""
@@ -187,6 +235,11 @@ class KvFeed:
         for slot, publisher in self._publishers.items():
             publisher.check()
             assert bool(self._exact_slots >> slot & 1) == publisher.is_exact, "only exact workers contribute"
+
+    def _extend_by_learnt(self, device: dict[Slot, int], hashes: Sequence[BlockHash], slots: int) -> None:
+        for slot, publisher in self._publishers.items():
+            if slots >> slot & 1 and (depth := publisher.standing.depth(hashes, device.get(slot, 0))):
+                device[slot] = depth
 
     def _carry_out(self, slot: Slot, steps: list[Step]) -> list[RequestReplay]:
         return self._finish_step(slot, self._publishers[slot].carry_out(steps))

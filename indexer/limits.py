@@ -102,3 +102,27 @@ ORPHAN_TOKEN_BYTES = 40
 
 GROUPS = 64
 """KV-cache groups of a model that are kept apart. Models of today have up to eight; the rest is counted."""
+
+DISAGREEMENTS_TO_LOWER = 3
+"""Observations in a row against a worker before it is said to differ: one can be an eviction in between, or
+an event that was late."""
+
+AGREEMENTS_TO_RAISE = 2
+"""Observations in a row for a worker that was said to differ before it is believed again. Hashes do not agree
+by chance; two show that it was not one kind of prompt alone."""
+
+LEARNT_BLOCKS_PER_SLOT = 32_768
+"""Blocks believed of one worker because its engine reported them as cached: 5 MB; half a million tokens of
+16, more than one GPU holds of most models."""
+
+STORED_ROOTS_KEPT = 8
+"""Beginnings of stored prompts kept while a check waits: as many requests as may reasonably store in between.
+Each holds one block and one token: 1 KB."""
+
+CLEAR_ECHO_MESSAGES = 8
+"""Live messages that may still tell of the time before a reset that the engine confirmed: it was idle, so
+little was on its way. Of an engine that never announces its reset so many messages are lost."""
+
+PARITY_SUBJECTS = 64
+"""Models and adapters of one worker whose checks are kept apart; the one that was checked least recently
+goes."""

@@ -20,7 +20,8 @@ from indexer.namespaces import Namespaces
 from indexer.orphans import Orphans
 from indexer.radix import RadixIndex, Slot
 from indexer.sequencer import Apply, Forget, Message, Sequencer, Step
-from indexer.trust import Trust, TrustLevel
+from indexer.standing import Standing
+from indexer.trust import Sign, Trust, judge
 
 
 @dataclass(slots=True)
@@ -42,9 +43,12 @@ class FeedStats:
     num_orphans_dropped: int = 0
     """And how many waited in vain."""
     num_overreports: int = 0
+    num_learnt: int = 0
     ignored: Counter[str] = field(default_factory=Counter)
     num_blocks: int = 0
     """Held on the device now."""
+    num_learnt_blocks: int = 0
+    """Of them none: believed held now since the engine reported them as cached."""
     last_sequence: int | None = None
 
 
@@ -70,6 +74,7 @@ class Publisher:
         """Forgotten entries, for their memory to be given back in slices."""
         self.layouts = LayoutWatch(expected)
         self.orphans = Orphans()
+        self.standing = Standing(indexes[Tier.DEVICE], slot)
         self._slot = slot
         self._decode = adapter.decode
         self._dp_rank = dp_rank
@@ -85,15 +90,16 @@ class Publisher:
     @property
     def is_exact(self) -> bool:
         """Whether the trust level is EXACT."""
-        return not (self.sequencer.doubt or self.layouts.mismatch)
+        return not (self.sequencer.doubt or self.standing.disbelief or self.layouts.mismatch)
 
     def trust(self) -> Trust:
         """How far the claims of this worker may be believed now."""
-        if self.layouts.mismatch:
-            return Trust(TrustLevel.DEGRADED, self.layouts.mismatch)
-        if self.sequencer.doubt:
-            return Trust(TrustLevel.RECOVERING, self.sequencer.doubt)
-        return Trust(TrustLevel.EXACT, self.sequencer.missing_history)
+        signs = {
+            Sign.LAYOUT: self.layouts.mismatch,
+            Sign.BLOCKS: self.standing.disbelief,
+            Sign.STREAM: self.sequencer.doubt,
+        }
+        return judge(signs, self.sequencer.missing_history)
 
     def current_stats(self) -> FeedStats:
         """The counters, brought up to date."""
@@ -104,6 +110,8 @@ class Publisher:
         self.stats.last_sequence = self.sequencer.last_sequence
         self.stats.num_orphans_dropped = self.orphans.num_dropped
         self.stats.num_blocks = self._indexes[Tier.DEVICE].num_blocks(self._slot)
+        self.stats.num_learnt = self.standing.num_learnt
+        self.stats.num_learnt_blocks = len(self.standing.learnt)
         return self.stats
 
     def receive(self, sequence: int, payload: bytes, *, is_replay: bool) -> list[int]:
@@ -118,10 +126,14 @@ class Publisher:
             return []
         message = Message(sequence, payload, batch.timestamp if batch else 0.0)
         steps = self.sequencer.replayed(message) if is_replay else self.sequencer.live(message)
-        return self.carry_out(steps, (message, batch))
+        return self.carry_out(steps, (message, batch), is_replay=is_replay)
 
     def carry_out(
-        self, steps: list[Step], decoded: tuple[Message, EventBatch | None] | None = None
+        self,
+        steps: list[Step],
+        decoded: tuple[Message, EventBatch | None] | None = None,
+        *,
+        is_replay: bool = False,
     ) -> list[int]:
         """Apply and forget as the sequencer says; returns the numbers to ask a replay from.
 
@@ -131,10 +143,12 @@ class Publisher:
         for step in steps:
             if isinstance(step, Apply):
                 at_hand = decoded is not None and decoded[0] is step.message
-                self._apply(decoded[1] if decoded and at_hand else self._read(step.message.payload))
+                batch = decoded[1] if decoded and at_hand else self._read(step.message.payload)
+                self._apply(batch, is_replay=is_replay)
             elif isinstance(step, Forget):
                 self.layouts.forget()
                 self.forget()
+                self.standing.begin_anew()
             else:
                 replays_from.append(step.from_sequence)
         return replays_from
@@ -147,6 +161,7 @@ class Publisher:
         """Drop every claim, in every tier."""
         self.orphans.clear()
         self._namespaces.clear()
+        self.standing.learnt.clear()
         self.garbage += self.groups.clear()
         for key_map in self._maps.values():
             self.garbage += key_map.clear()
@@ -156,9 +171,22 @@ class Publisher:
         do."""
         return self.groups.depths(hashes, self.layouts.known.block_tokens if self.layouts.known else 1)
 
+    def was_reset(self) -> None:
+        """The engine says that its cache is empty now, ahead of the event that will tell so."""
+        self.stats.num_clears += 1
+        self.forget()
+        self.standing.was_reset()
+
+    @property
+    def may_learn(self) -> bool:
+        """Whether reports of cached blocks may stand in for events: where those of the past are missing. What
+        a hybrid model's groups support no single block can tell."""
+        return bool(self.sequencer.missing_history) and self.is_exact and not self.groups.others
+
     def truncate(self, hashes: Sequence[BlockHash]) -> int:
         """Drop the claims on these blocks: the engine reported that it does not hold them."""
-        num_dropped = sum(index.truncate(self._slot, hashes) for index in self._indexes.values())
+        num_dropped = self.standing.learnt.discard(hashes)
+        num_dropped += sum(index.truncate(self._slot, hashes) for index in self._indexes.values())
         self.stats.num_overreports += num_dropped > 0
         return num_dropped
 
@@ -178,7 +206,7 @@ class Publisher:
     def _names_other_rank(self, batch: EventBatch) -> bool:
         return None not in (self._dp_rank, batch.dp_rank) and self._dp_rank != batch.dp_rank
 
-    def _apply(self, batch: EventBatch | None) -> None:
+    def _apply(self, batch: EventBatch | None, *, is_replay: bool) -> None:
         if batch is None:  # whatever it removed is unknown
             self.ignore("malformed_payload")
             self.forget()
@@ -189,7 +217,7 @@ class Publisher:
         self._num_batches += 1
         if self.orphans.waiting:
             self.orphans.expire(self._num_batches)
-        for event in batch.events:
+        for event in self.standing.since_reset(batch.events, is_replay=is_replay):
             if isinstance(event, BlockStored):
                 self._store(event)
             elif isinstance(event, BlockRemoved):
@@ -211,6 +239,8 @@ class Publisher:
             return
         some_wait = bool(self.orphans.waiting)
         for key in map(key_of, event.block_hashes):
+            if self.standing.learnt and self._block_hash(key) is None:
+                self.standing.learnt.lose_one()
             if some_wait and key_map.block_hash(key) is None:
                 self.orphans.remove(key, event.tier, event.group)
             else:
@@ -266,6 +296,8 @@ class Publisher:
         self.stats.num_blocks_stored += len(hashes)
         key_map.store(map(key_of, event.block_hashes), hashes)
         self._namespaces.claimed(event, parent, hashes)
+        if event.tier is Tier.DEVICE and self.groups.is_main(event.group):
+            self.standing.stored(event, hashes)
         return True
 
     def _claim_named(self, event: BlockStored, key_map: KeyMap) -> None:

@@ -146,6 +146,6 @@ class Decision:
     choice: Choice
     client_request_id: str = ""
     details: Mapping[str, int | str] = field(default_factory=dict)
-    """`unit` of the prompt, `exact_blocks` (by the worker's own events alone), `booked_prefill_tokens`, and
+    """`unit` of the prompt, `exact_blocks` (by the worker's own events alone), `booked_prefill_tokens`,
     `overlap_lost_tokens`: how many more the best holder among the candidates had cached, 0 when the policy
-    looked no overlap up."""
+    looked no overlap up, and `trust_reason`: why the level is not exact, or what it lacks."""

@@ -47,6 +47,11 @@ class Catalogue:
             return Resolution(model, base_model="")
         raise UnknownModel(model, self.names)
 
+    def adapter_of(self, model: str) -> str:
+        """The adapter that a name stands for; "" for a base model."""
+        known = self._by_name.get(model)
+        return known.adapter if known else ""
+
     def _only_base_model(self) -> Resolution:
         if len(self._base_models) > 1:
             raise ModelRequired(self.names)

@@ -45,3 +45,11 @@ SWEEP_INTERVAL_SECONDS = 0.01
 
 RELEASES_SLACK = 64
 """Foretold releases of ended requests that may lie about, besides as many as there are active requests."""
+
+PARITY_PATIENCE_SECONDS = 2.0
+"""After a request's end, until the blocks of its prompt must have been told of. vLLM publishes with each
+step, a busy SGLang with each prefill or forty decodes, which is a second at the most."""
+
+PARITY_SAMPLE_SECONDS = 10.0
+"""Between two checks of a worker's blocks for one model once they agree: a change shows within half a minute,
+and following one request costs some microseconds."""

@@ -16,13 +16,13 @@ from indexer.byte_blocks import COVERED
 from indexer.feed import KvFeed
 from indexer.predicted import PredictedIndex
 from indexer.radix import OverlapScores
-from indexer.trust import Trust, TrustLevel
+from indexer.trust import Sign, Trust, judge
 from policies.types import Slot, Worker
 from router.core.pools import Pool, hash_space_of
 from router.core.prompt import Prompt
 from router.core.usage import Expectation, expected_cached_tokens
 
-_PREDICTED = Trust(TrustLevel.PREDICTED, "no KV events are expected from it")
+_PREDICTED = judge({Sign.SILENT: "no KV events are expected from it"})
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from indexer.blocks import Unit
+from indexer.parity import Subject
 from policies.base import Policy
 from policies.types import Candidates, Choice, Decision, RoutingRequest, WorkerId
 from router.core.candidates import (
@@ -23,7 +24,7 @@ from router.core.overlap import NO_OVERLAP, Beliefs
 from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.recent import ServedLast
-from router.core.usage import NOTHING_EXPECTED, Expectation, TokenRatio, expected_cached_tokens
+from router.core.usage import NO_SUBJECT, NOTHING_EXPECTED, Expectation, TokenRatio, expected_cached_tokens
 from router.core.workers import WorkerEntry, WorkerTable
 
 
@@ -116,6 +117,7 @@ class Planner:
             cached = cached_tokens(candidates, inputs.policy.tier_weights)
             prefill_tokens = max(0, prefill_tokens - round(cached[choice.row]))
             lost_tokens = overlap_lost_tokens(cached, choice.row)
+        trust = self._beliefs.trust(entry.slot)
         decision = Decision(
             request_id=inputs.request.id,
             attempt=attempt,
@@ -126,7 +128,7 @@ class Planner:
             now=inputs.now,
             num_prompt_tokens=inputs.num_tokens,
             expected_cached_tokens=expectation.cached_tokens,
-            trust=self._beliefs.trust(entry.slot).level,
+            trust=trust.level,
             candidates=candidates,
             choice=choice,
             client_request_id=inputs.request.client_request_id,
@@ -135,6 +137,7 @@ class Planner:
                 "exact_blocks": expectation.exact_blocks,
                 "booked_prefill_tokens": prefill_tokens,
                 "overlap_lost_tokens": lost_tokens,
+                "trust_reason": trust.reason,
             },
         )
         return Plan(decision, entry, inputs, prefill_tokens, expectation)
@@ -145,17 +148,24 @@ class Planner:
             return NOTHING_EXPECTED
         block_tokens = entry.space.block_tokens
         cached = expected_cached_tokens(inputs.overlap.depth(entry.slot), prompt.num_tokens, block_tokens)
+        is_exact = (
+            prompt.exact
+            and prompt.unit is Unit.TOKENS
+            and inputs.policy.needs.overlap
+            and (inputs.request.names_rank or entry.worker.dp_rank is None)
+        )
         return Expectation(
             chain=prompt.chains.get(entry.space, ()),
             num_tokens=prompt.num_tokens,
-            is_exact=prompt.exact
-            and prompt.unit is Unit.TOKENS
-            and inputs.policy.needs.overlap
-            and (inputs.request.names_rank or entry.worker.dp_rank is None),
+            is_exact=is_exact,
             cached_tokens=round(cached * inputs.token_ratio),
             exact_blocks=inputs.overlap.exact.get(entry.slot, 0),
             num_losses=self._beliefs.num_losses(entry.slot),
+            subject=self._subject(inputs.request.model, prompt) if is_exact else NO_SUBJECT,
         )
+
+    def _subject(self, model: str, prompt: Prompt) -> Subject:
+        return Subject(model, self._workers.catalogue.adapter_of(model), bool(prompt.cache_salt))
 
     def _find_served_last(self, prompt: Prompt | None, pool: Pool) -> WorkerId | None:
         if prompt is None:

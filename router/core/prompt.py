@@ -16,10 +16,11 @@ class Prompt:
     `num_tokens` is exact for Unit.TOKENS and estimated from the bytes for Unit.BYTES. `chains` holds the
     hashes of the complete blocks (of bytes: see `indexer.byte_blocks`) for each hash space of the model's
     workers. `exact`: the token ids are those that the engine itself will use, of one prompt that is answered
-    once, so its cached tokens can be foretold.
+    once, so its cached tokens can be foretold. `cache_salt` is in the hashes already.
     """
 
     num_tokens: int
     unit: Unit
     chains: Mapping[HashSpace, Sequence[BlockHash]]
     exact: bool
+    cache_salt: str = ""

@@ -15,6 +15,8 @@ from collections.abc import Collection, Sequence
 
 from indexer.blocks import HashSpace
 from indexer.feed import KvFeed
+from indexer.parity import Check, ParityState, Subject
+from indexer.parity import Outcome as ParityOutcome
 from policies.base import Needs, Policy
 from policies.types import Decision, RoutingRequest, Slot, Worker, WorkerId
 from router.core.catalogue import Resolution
@@ -23,6 +25,7 @@ from router.core.limits import EXPIRY_INTERVAL_SECONDS, SWEEP_INTERVAL_SECONDS
 from router.core.loads import ActiveSequences, Booking
 from router.core.outcome import Outcome
 from router.core.overlap import Beliefs
+from router.core.parity import ParityChecks
 from router.core.planning import Plan, Planner
 from router.core.prefill import PrefillReleases
 from router.core.prompt import Prompt
@@ -48,6 +51,7 @@ class RoutingCore:
         self.policy = policy
         self._rng = random.Random(seed)
         self._beliefs = Beliefs(predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl, hashing=hashing)
+        self._parity = ParityChecks(self._beliefs.feed)
         self._workers = WorkerTable(self._beliefs.is_free, hashing)
         self._loads = ActiveSequences()
         self._releases = PrefillReleases(self._loads)
@@ -79,9 +83,11 @@ class RoutingCore:
         for entry in gone:
             self._beliefs.remove(entry.slot)
             self._loads.remove_worker(entry.slot)
+            self._parity.remove(entry.slot)
         for entry in new:
             self._beliefs.add(entry.slot, entry.worker)
             self._loads.add_worker(entry.slot)
+            self._parity.add(entry.slot, entry.worker, entry.space.block_tokens)
         self._planner.keep_ratios_of({worker.base_model for worker in workers})
         return changes
 
@@ -90,6 +96,7 @@ class RoutingCore:
         entry = self._workers.observe(worker_id, sign)
         if entry and sign is HealthSign.RESTARTED:
             self._beliefs.forget_predictions(entry.slot)
+            self._parity.restarted(entry.slot)
 
     def adopt_layout(self, worker_id: WorkerId) -> HashSpace | None:
         """Match a worker by blocks such as its events show, when they are not those that were believed.
@@ -107,11 +114,34 @@ class RoutingCore:
         self._beliefs.expect(entry.slot, layout)
         self._loads.recut(entry.slot, former.block_tokens, space.block_tokens)
         self._workers.move(entry, space)
+        self._parity.moved(entry.slot, space.block_tokens)
         return former
 
     def set_draining(self, worker_id: WorkerId, draining: bool, *, now: float) -> None:
         """A draining worker finishes what it has and gets nothing new."""
         self._workers.set_draining(worker_id, draining)
+
+    def set_asleep(self, worker_id: WorkerId, asleep: bool, *, now: float) -> None:
+        """A sleeping worker gets nothing; its engine would refuse it."""
+        self._workers.set_asleep(worker_id, asleep)
+
+    def cache_emptied(self, worker_id: WorkerId) -> None:
+        """Its engine has confirmed that its cache is empty, which its events tell only with its next step."""
+        if entry := self._workers.get(worker_id):
+            self._beliefs.forget_predictions(entry.slot)
+            self._beliefs.feed.reset(entry.slot)
+
+    def observe_tokens(self, worker_id: WorkerId, model: str, outcome: ParityOutcome, note: str = "") -> None:
+        """What came of comparing the worker's tokens of a probe with ours; no effect for one that has
+        left."""
+        if entry := self._workers.get(worker_id):
+            subject = Subject(model, self._workers.catalogue.adapter_of(model))
+            self._parity.state(entry.slot).note(Check.TOKENS, subject, outcome, note)
+
+    def parity(self, worker_id: WorkerId) -> ParityState | None:
+        """What was found of the worker so far; None for one that has left."""
+        entry = self._workers.get(worker_id)
+        return self._parity.state(entry.slot) if entry else None
 
     def workers(self) -> list[WorkerView]:
         return [self._view(entry) for entry in self._workers]
@@ -131,6 +161,7 @@ class RoutingCore:
             slot=slot,
             health=entry.health,
             draining=entry.draining,
+            asleep=entry.asleep,
             trust=self._beliefs.trust(slot),
             space=entry.space,
             num_active_requests=len(booked.bookings),
@@ -199,6 +230,7 @@ class RoutingCore:
         if prompt := plan.inputs.prompt:
             self._beliefs.believe(entry.slot, prompt, entry.space, plan.inputs.overlap, now=decision.now)
             self._planner.served_last.note(prompt.chains.get(entry.space, ()), entry.worker.id)
+            self._parity.dispatched(booking, prompt, now=decision.now)
         self.policy.placed(entry.worker)
         self._decisions.add(decision)
 
@@ -242,14 +274,25 @@ class RoutingCore:
         self._planner.observe_prompt_tokens(entry.space.base_model, booking, prompt_tokens)
         if cached_tokens is not None:
             entry.reports_cached_tokens = True
-        if not booking.expectation.is_exact or not entry.reports_cached_tokens:
+        if not booking.expectation.is_exact:
+            return None
+        if not entry.reports_cached_tokens:
+            self._parity.not_reported(booking)
             return None
         reported = cached_tokens or 0  # engines that report leave the number out when it is 0
-        if booking.was_alone or entry.sole is booking:
-            self._beliefs.withdraw(
-                entry.slot, booking.expectation, entry.space.block_tokens, reported, now=now
-            )
+        self._compare(booking, entry, reported, now)
         return CachedTokens(booking.expectation.cached_tokens, reported)
+
+    def _compare(self, booking: Booking, entry: WorkerEntry, reported: int, now: float) -> None:
+        """Expected against reported: what was claimed too much is withdrawn, what was missed is learnt."""
+        slot, expectation, block_tokens = entry.slot, booking.expectation, entry.space.block_tokens
+        was_alone = booking.was_alone or entry.sole is booking
+        num_losses = self._beliefs.num_losses(slot)
+        self._parity.reported(booking, reported, was_alone=was_alone, num_losses=num_losses)
+        if was_alone:
+            self._beliefs.withdraw(slot, expectation, block_tokens, reported, now=now)
+        if reported > expectation.exact_blocks * block_tokens and self._parity.may_learn(booking):
+            self.feed.learn(slot, expectation.chain[: reported // block_tokens])
 
     def finish(self, request_id: str, outcome: Outcome, *, now: float, attempt: int | None = None) -> None:
         """Frees all that is booked for the request, exactly once. `attempt`: only if that one is active.
@@ -263,7 +306,9 @@ class RoutingCore:
         if entry.sole is booking:
             entry.sole = None
         self._loads.free(booking)
-        if not _is_computed(booking, outcome):
+        is_computed = _is_computed(booking, outcome)
+        self._parity.ended(booking, is_computed=is_computed, now=now)
+        if not is_computed:
             self._disbelieve(booking, entry)
         elif not booking.is_started:
             self._beliefs.confirm(booking.slot, booking.unit, booking.expectation.chain)
@@ -279,7 +324,7 @@ class RoutingCore:
 
     def expire(self, *, now: float) -> float | None:
         """Does what is due by `now`; returns when to call again, None when nothing waits."""
-        deadlines = [self._releases.release_due(now)]
+        deadlines = [self._releases.release_due(now), self._parity.conclude(now=now)]
         if not self._beliefs.expire(now=now):
             deadlines.append(now + SWEEP_INTERVAL_SECONDS)
         elif any(self._beliefs.num_predicted_blocks(entry.slot) for entry in self._workers):

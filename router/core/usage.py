@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from indexer.blocks import BlockHash
+from indexer.parity import Subject
 from router.core.limits import TOKEN_RATIO_MEMORY, TOKEN_RATIO_RANGE
 
 
@@ -17,6 +18,9 @@ class CachedTokens:
     reported: int
 
 
+NO_SUBJECT = Subject("")
+
+
 @dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Expectation:
     """What was believed of the chosen worker when a prompt was sent to it. Made for every request and never
@@ -24,7 +28,7 @@ class Expectation:
 
     `chain`: the prompt's complete blocks. `num_tokens` before any correction. `is_exact`: see Prompt.
     `cached_tokens`: what it should report. `exact_blocks`: leading blocks on its device by its own events
-    alone; `num_losses`: how many losses they had told of by then.
+    alone; `num_losses`: how many losses they had told of by then. `subject`: whom what comes of it speaks of.
     """
 
     chain: Sequence[BlockHash] = ()
@@ -33,6 +37,7 @@ class Expectation:
     cached_tokens: int = 0
     exact_blocks: int = 0
     num_losses: int = 0
+    subject: Subject = NO_SUBJECT
 
 
 NOTHING_EXPECTED = Expectation()

@@ -42,6 +42,7 @@ class WorkerView:
     slot: Slot
     health: Health
     draining: bool
+    asleep: bool
     trust: Trust
     space: HashSpace
     num_active_requests: int
@@ -53,13 +54,15 @@ class WorkerView:
 
     @property
     def state(self) -> str:
-        """One word: "draining", else the health."""
-        return "draining" if self.draining else self.health.value
+        """One word: "draining" or "asleep", else the health."""
+        if self.draining:
+            return "draining"
+        return "asleep" if self.asleep else self.health.value
 
     @property
     def is_up(self) -> bool:
-        """Whether it may be chosen without need: neither suspect nor draining."""
-        return self.health is Health.HEALTHY and not self.draining
+        """Whether it may be chosen without need: neither suspect nor draining nor asleep."""
+        return self.health is Health.HEALTHY and not self.draining and not self.asleep
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +79,7 @@ class WorkerEntry:
     space: HashSpace
     health: Health = Health.HEALTHY
     draining: bool = False
+    asleep: bool = False
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
     sole: Booking | None = None
     reports_cached_tokens: bool = False
@@ -155,6 +159,12 @@ class WorkerTable:
         self._pools.clear()
         self._spaces.clear()
 
+    def set_asleep(self, worker_id: WorkerId, asleep: bool) -> None:
+        entry = self._entries.get(worker_id)
+        if entry and entry.asleep is not asleep:
+            entry.asleep = asleep
+            self._pools.clear()
+
     def hash_spaces(self, model: str) -> list[HashSpace]:
         """The distinct spaces of all workers that serve the model, the finest blocks first."""
         if (spaces := self._spaces.get(model)) is None:
@@ -176,7 +186,11 @@ class WorkerTable:
 
     def _build_pool(self, model: str, exclude: Collection[WorkerId]) -> Pool:
         serving = [entry for entry in self if entry.worker.serves(model)]
-        open_to_new = [entry for entry in serving if not entry.draining and entry.worker.id not in exclude]
+        open_to_new = [
+            entry
+            for entry in serving
+            if not entry.draining and not entry.asleep and entry.worker.id not in exclude
+        ]
         healthy = [entry for entry in open_to_new if entry.health is Health.HEALTHY]
         # Suspicion is a guess: when it falls on all of them, trying one beats refusing the request.
         members = healthy or open_to_new
@@ -218,8 +232,9 @@ def _why_none(model: str, serving: Sequence[WorkerEntry], exclude: Collection[Wo
     if not serving:
         return f"No worker serves the model '{model}'"
     draining = sum(entry.draining for entry in serving)
+    asleep = sum(entry.asleep for entry in serving)
     tried = sum(entry.worker.id in exclude for entry in serving)
     return (
         f"No worker can take a request for the model '{model}': of {len(serving)}, "
-        f"{draining} draining, {tried} tried already"
+        f"{draining} draining, {asleep} asleep, {tried} tried already"
     )

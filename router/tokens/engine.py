@@ -101,6 +101,7 @@ class EngineTokens:
             unit=Unit.TOKENS,
             chains=chains,
             exact=is_foretellable(parsed, batch),
+            cache_salt=parsed.cache_salt,
         )
 
 

@@ -89,6 +89,7 @@ async def prompt_of_ids(
         unit=Unit.TOKENS,
         chains=await chain_hashes(packed, seeds, pace),
         exact=is_foretellable(parsed, batch),
+        cache_salt=parsed.cache_salt,
     )
 
 

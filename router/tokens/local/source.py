@@ -95,6 +95,7 @@ class LocalTokens:
             unit=Unit.TOKENS,
             chains=await chain_hashes(packed, seeds, Pace()),
             exact=is_foretellable(parsed, batch),
+            cache_salt=parsed.cache_salt,
         )
 
     def tokens_of_probe(self, model: str, protocol: Protocol = Protocol.CHAT) -> Sequence[int] | None:

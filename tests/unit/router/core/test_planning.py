@@ -197,6 +197,7 @@ def test_a_decision_says_what_it_was_made_from():
         "exact_blocks": 0,
         "booked_prefill_tokens": 64,
         "overlap_lost_tokens": 0,
+        "trust_reason": "no contact with the event socket yet",
     }
 
 
@@ -338,7 +339,7 @@ def test_planning_changes_nothing():
 def test_tried_workers_are_no_candidates_and_without_any_it_says_why():
     room = Room(silent("a"), silent("b"))
     assert room.plan(None, exclude={"a"}).decision.worker.id == "b"
-    with pytest.raises(NoWorkers, match="of 2, 0 draining, 2 tried already"):
+    with pytest.raises(NoWorkers, match="of 2, 0 draining, 0 asleep, 2 tried already"):
         room.plan(None, exclude={"a", "b"})
 
 

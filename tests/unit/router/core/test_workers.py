@@ -126,7 +126,7 @@ def test_draining_workers_get_nothing_new_even_when_they_are_the_last():
     table.set_draining("a", True)
     assert ids(table) == ["b"]
     table.set_draining("b", True)
-    with pytest.raises(NoWorkers, match="of 2, 2 draining, 0 tried"):
+    with pytest.raises(NoWorkers, match="of 2, 2 draining, 0 asleep, 0 tried"):
         table.pool(MODEL)
     table.set_draining("a", False)
     assert ids(table) == ["a"]
@@ -143,7 +143,7 @@ def test_no_candidate_is_explained():
     table = table_of(A)
     with pytest.raises(NoWorkers, match="No worker serves the model 'x'"):
         table.pool("x")
-    with pytest.raises(NoWorkers, match="of 1, 0 draining, 1 tried"):
+    with pytest.raises(NoWorkers, match="of 1, 0 draining, 0 asleep, 1 tried"):
         table.pool(MODEL, {"a"})
 
 

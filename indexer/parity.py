@@ -1,0 +1,266 @@
+"""Do we and a worker mean the same blocks? What each check found of a worker, and the likely cause in words.
+
+Three checks. TOKENS: a probe, tokenized by us and by the worker. BLOCKS: the hashes of a prompt that was sent
+to it, against the blocks that it then stored. CACHED: the cached tokens that were expected, against those
+that it reported. They are made elsewhere; here is what they add up to.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from indexer.blocks import TOKEN_BYTES, BlockHash, chain_block_hashes, pack_tokens, root_seed
+from indexer.limits import PARITY_SUBJECTS
+from indexer.trust import Evidence, Verdict
+
+
+class Check(StrEnum):
+    """The checks, the one whose cause says most first."""
+
+    TOKENS = "tokens"
+    BLOCKS = "blocks"
+    CACHED = "cached"
+
+
+class Outcome(StrEnum):
+    """SKIPPED: looked at, but nothing follows from it."""
+
+    AGREES = "agree"
+    DIFFERS = "differ"
+    SKIPPED = "skipped"
+
+
+class Subject(NamedTuple):
+    """Prompts that can agree or differ together. `adapter` is "" for the base model."""
+
+    model: str
+    adapter: str = ""
+    is_salted: bool = False
+
+
+@dataclass(slots=True)
+class Finding:
+    """What one check found of one subject. `note`: in words, why it differs, or why it cannot be made."""
+
+    evidence: Evidence = field(default_factory=Evidence)
+    num_skipped: int = 0
+    note: str = ""
+
+
+class ParityState:
+    """All findings about one worker."""
+
+    def __init__(self) -> None:
+        self._findings: dict[Check, OrderedDict[Subject, Finding]] = {check: OrderedDict() for check in Check}
+        self.counts: dict[tuple[Check, Outcome], int] = {}
+
+    def finding(self, check: Check, subject: Subject) -> Finding:
+        """The one that observations go to."""
+        findings = self._findings[check]
+        if (finding := findings.get(subject)) is None:
+            finding = findings[subject] = Finding()
+            if len(findings) > PARITY_SUBJECTS:
+                findings.popitem(last=False)
+        return finding
+
+    def findings(self, check: Check) -> Mapping[Subject, Finding]:
+        return self._findings[check]
+
+    def note(self, check: Check, subject: Subject, outcome: Outcome, note: str = "") -> None:
+        """One more observation. While the two differ the last cause stays."""
+        finding = self.finding(check, subject)
+        self._findings[check].move_to_end(subject)
+        self.counts[check, outcome] = self.counts.get((check, outcome), 0) + 1
+        if outcome is Outcome.SKIPPED:
+            finding.num_skipped += 1
+        else:
+            finding.evidence.note(outcome is Outcome.AGREES)
+        if outcome is Outcome.DIFFERS or finding.evidence.verdict is not Verdict.DIFFERS:
+            finding.note = note
+
+    def verdict(self, check: Check, subject: Subject) -> Verdict:
+        finding = self._findings[check].get(subject)
+        return finding.evidence.verdict if finding is not None else Verdict.OPEN
+
+    def agrees_somewhere(self, check: Check) -> bool:
+        """Whether any subject agrees."""
+        return any(each.evidence.verdict is Verdict.AGREES for each in self._findings[check].values())
+
+    @property
+    def disbelief(self) -> str:
+        """Why nothing that the worker's events tell can be matched, in words; "" while some of it can."""
+        if self.agrees_somewhere(Check.BLOCKS):
+            return ""
+        return self.worst(Check.BLOCKS)
+
+    @property
+    def warning(self) -> str:
+        """The likely cause of what differs, in words; "" when nothing does."""
+        return next((words for check in Check if (words := self.worst(check))), "")
+
+    def forget_blocks(self) -> None:
+        """The worker's history begins anew, and so does the judgement of it."""
+        self._findings[Check.BLOCKS].clear()
+        self._findings[Check.CACHED].clear()
+
+    def worst(self, check: Check) -> str:
+        """The cause of a subject that differs; "" when none does."""
+        differing = (
+            finding.note
+            for finding in self._findings[check].values()
+            if finding.evidence.verdict is Verdict.DIFFERS
+        )
+        return next(differing, "")
+
+
+# Causes
+
+
+@dataclass(frozen=True, slots=True)
+class TokenComparison:
+    """A probe's token ids, by us and by the worker. `texts`: the worker's tokens as text, where it told them;
+    `whose`: whom "ours" means."""
+
+    probe: str
+    ours: Sequence[int]
+    theirs: Sequence[int]
+    texts: Sequence[str] = ()
+    whose: str = "ours"
+
+
+def cause_of_tokens(compared: TokenComparison) -> str:
+    """Why the worker makes other tokens of the probe; "" when it makes the same."""
+    ours, theirs = list(compared.ours), list(compared.theirs)
+    if ours == theirs:
+        return ""
+    whose, do = compared.whose, "does" if compared.whose == "ours" else "do"
+    if theirs[1:] == ours:
+        first = _token(theirs[0], compared.texts, 0)
+        return f"the worker's prompt starts with token {first}, {whose} {do} not"
+    if ours[1:] == theirs:
+        return f"{_owner(whose)} prompt starts with token {ours[0]}, the worker's does not"
+    position = next(
+        (i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other),
+        min(len(ours), len(theirs)),
+    )
+    what = "renders a chat with another template" if compared.probe == "chat" else "has another tokenizer"
+    return f"the worker {what}: {_difference(compared, position)}"
+
+
+def _difference(compared: TokenComparison, position: int) -> str:
+    ours, theirs = compared.ours, compared.theirs
+    if position == len(theirs):
+        return f"{_owner(compared.whose)} probe goes on after its {len(theirs)} tokens"
+    if position == len(ours):
+        return f"its probe goes on after the {len(ours)} tokens of {compared.whose}"
+    token = _token(theirs[position], compared.texts, position)
+    return f"token {position} of the {compared.probe} probe is {token}, in {compared.whose} {ours[position]}"
+
+
+def _owner(whose: str) -> str:
+    return "our" if whose == "ours" else f"{whose.removesuffix('s')}s'"
+
+
+def _token(token_id: int, texts: Sequence[str], position: int) -> str:
+    return f"{token_id} ({texts[position]})" if position < len(texts) else str(token_id)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRoot:
+    """The beginning of a prompt that a worker stored: its first block and, where there is one, the next
+    token."""
+
+    adapter: str
+    cache_salt: str
+    block_tokens: int
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MissingBlocks:
+    """A prompt that was sent to a worker and computed there, and whose blocks did not appear.
+
+    `first_hash`: of its first block. `num_messages`, `num_blocks_stored`, `roots`: what its publisher told
+    meanwhile. `was_heard`: it has told something before. `others_agree`: prompts of other subjects did
+    appear. `engine`: name and release.
+    """
+
+    subject: Subject
+    base_model: str
+    cache_salt: str
+    first_hash: BlockHash
+    engine: str
+    num_messages: int
+    num_blocks_stored: int
+    was_heard: bool
+    others_agree: bool
+    roots: Sequence[StoredRoot] = ()
+    tokens_note: str = ""
+
+
+def cause_of_blocks(missing: MissingBlocks) -> str:
+    """Why a prompt's blocks did not appear, as far as what was stored in their place tells."""
+    if not missing.num_messages:
+        what = "its KV events have stopped" if missing.was_heard else "it sends no KV events"
+        return f"{what}, though it computes prompts: are they on, and is this its event endpoint?"
+    if not missing.num_blocks_stored:
+        return "its KV events tell of no stored blocks, though it computes prompts: is prefix caching on?"
+    causes = (_cause_of_root(missing, root) for root in missing.roots)
+    return next(filter(None, causes), "") or missing.tokens_note or _cause_of_subject(missing)
+
+
+def _cause_of_root(missing: MissingBlocks, root: StoredRoot) -> str:
+    """What this beginning has to do with the prompt; "" when it is another prompt's."""
+    subject = missing.subject
+    if _first_hash(missing, root, root.token_ids) == missing.first_hash:
+        if root.adapter != subject.adapter:
+            return _cause_of_adapter(subject.adapter, root.adapter, missing.engine)
+        return f"blocks of salted prompts come without their salt: {missing.engine} does not tell it"
+    if _first_hash(missing, root, root.token_ids[1:]) == missing.first_hash:
+        return f"the worker's prompt starts with token {root.token_ids[0]}, ours does not"
+    return ""
+
+
+def _first_hash(missing: MissingBlocks, root: StoredRoot, token_ids: Sequence[int]) -> BlockHash | None:
+    """The hash that these tokens would have in a prompt of the subject; None when they fill no block."""
+    seed = root_seed(missing.base_model, adapter=missing.subject.adapter, cache_salt=missing.cache_salt)
+    try:
+        packed = pack_tokens(token_ids[: root.block_tokens])
+    except (OverflowError, TypeError):
+        return None
+    return next(iter(chain_block_hashes(packed, root.block_tokens * TOKEN_BYTES, seed)), None)
+
+
+def _cause_of_adapter(adapter: str, told: str, engine: str) -> str:
+    if not adapter:
+        return f"blocks of the base model come under the name of adapter {told}"
+    where = f"they come under {told}" if told else f"{engine} does not tell the adapter"
+    return f"LoRA adapter {adapter} has no blocks under its name: {where}"
+
+
+def _cause_of_subject(missing: MissingBlocks) -> str:
+    if missing.others_agree and missing.subject.adapter:
+        return f"LoRA adapter {missing.subject.adapter} has no blocks under its name"
+    if missing.others_agree and missing.subject.is_salted:
+        return f"salted prompts have no blocks under their salt ({missing.engine})"
+    return (
+        "the blocks that it stores are not those of the prompts sent to it: its tokenizer or chat template "
+        "is not the one that we use"
+    )
+
+
+def cause_of_cached(expected: int, reported: int) -> str:
+    """Why expected and reported cached tokens differ."""
+    if reported > expected:
+        return (
+            f"it reports more cached tokens than its events let expect ({reported} where {expected} were "
+            "expected): the index misses blocks of its"
+        )
+    return (
+        f"it reports fewer cached tokens than its events promised ({reported} where {expected} were "
+        "expected): are these the events of this worker?"
+    )

@@ -1,0 +1,256 @@
+"""Whether workers store the blocks of the prompts that they are sent, and cache what was expected of them.
+
+Of each worker at most one prompt is followed at a time, from its dispatch until its blocks have been told of
+or should have been; once they agree, only now and then. What the findings mean is said in `indexer.parity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from indexer.blocks import BlockHash
+from indexer.feed import KvFeed
+from indexer.limits import PARITY_SUBJECTS
+from indexer.parity import (
+    Check,
+    MissingBlocks,
+    Outcome,
+    ParityState,
+    Subject,
+    cause_of_blocks,
+    cause_of_cached,
+)
+from indexer.publisher import FeedStats
+from indexer.trust import Verdict
+from policies.types import Slot, Worker
+from router.core.limits import PARITY_PATIENCE_SECONDS, PARITY_SAMPLE_SECONDS
+from router.core.loads import Booking
+from router.core.prompt import Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """How much a publisher had told by some moment."""
+
+    num_messages: int
+    num_blocks_stored: int
+    num_orphans: int
+    num_blocks_removed: int
+    num_anew: int
+    """Clears and restarts."""
+
+    @classmethod
+    def of(cls, stats: FeedStats) -> _Told:
+        return cls(
+            stats.num_messages,
+            stats.num_blocks_stored,
+            stats.num_orphans,
+            stats.num_blocks_removed,
+            stats.num_clears + stats.num_restarts,
+        )
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    """A prompt whose blocks are awaited. `reported_tokens`: cached by its engine's word. `ended_at`: None
+    until its answer was complete."""
+
+    booking: Booking
+    cache_salt: str
+    before: _Told
+    reported_tokens: int | None = None
+    ended_at: float | None = None
+
+
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """One worker. `due_at`: by subject, when to follow a prompt again."""
+
+    worker: Worker
+    block_tokens: int
+    state: ParityState = field(default_factory=ParityState)
+    followed: _Followed | None = None
+    due_at: dict[Subject, float] = field(default_factory=dict)
+    num_restarts: int = 0
+
+
+class ParityChecks:
+    """The findings about every worker that publishes events; those about others are of their tokens alone."""
+
+    def __init__(self, feed: KvFeed) -> None:
+        self._feed = feed
+        self._watches: dict[Slot, _Watch] = {}
+
+    def add(self, slot: Slot, worker: Worker, block_tokens: int) -> None:
+        self._watches[slot] = _Watch(worker, block_tokens)
+
+    def remove(self, slot: Slot) -> None:
+        self._watches.pop(slot, None)
+
+    def state(self, slot: Slot) -> ParityState:
+        return self._watches[slot].state
+
+    def moved(self, slot: Slot, block_tokens: int) -> None:
+        """Prompts are cut otherwise for it from now on."""
+        watch = self._watches[slot]
+        watch.block_tokens = block_tokens
+        self._stop_following(slot, watch)
+
+    def restarted(self, slot: Slot) -> None:
+        """Another engine process: what was found of the former one says nothing of it."""
+        watch = self._watches[slot]
+        watch.state = ParityState()
+        watch.due_at.clear()
+        self._stop_following(slot, watch)
+        self._feed.disbelieve(slot, "")
+
+    # What befalls a request
+
+    def dispatched(self, booking: Booking, prompt: Prompt, *, now: float) -> None:
+        """The request was sent to its worker."""
+        watch, expectation = self._watches[booking.slot], booking.expectation
+        if watch.followed is not None or not expectation.is_exact:
+            return
+        if now < watch.due_at.get(expectation.subject, now) or not self._feed.is_sound(booking.slot):
+            return
+        if expectation.exact_blocks >= len(expectation.chain):
+            return  # nothing of it will be stored anew
+        before = _Told.of(self._feed.stats(booking.slot))
+        watch.followed = _Followed(booking, prompt.cache_salt, before)
+        self._feed.sample_roots(booking.slot, True)
+
+    def reported(self, booking: Booking, cached_tokens: int, *, was_alone: bool, num_losses: int) -> None:
+        """The engine has said how much of an exact prompt was cached. `num_losses`: as its events have told
+        by now."""
+        slot, expectation = booking.slot, booking.expectation
+        watch = self._watches[slot]
+        if watch.followed is not None and watch.followed.booking is booking:
+            watch.followed.reported_tokens = cached_tokens
+        expected = expectation.cached_tokens
+        explained = not was_alone or num_losses != expectation.num_losses
+        if cached_tokens > expected and self._feed.missing_history(slot):
+            explained = True
+        if expected == cached_tokens:
+            # That nothing was cached where nothing was expected is so whatever the hashes are.
+            outcome = Outcome.AGREES if expected else Outcome.SKIPPED
+        else:
+            outcome = Outcome.SKIPPED if explained else Outcome.DIFFERS
+        note = cause_of_cached(expected, cached_tokens) if outcome is Outcome.DIFFERS else ""
+        watch.state.note(Check.CACHED, expectation.subject, outcome, note)
+
+    def not_reported(self, booking: Booking) -> None:
+        """The engine's usage has no cached tokens, and never had."""
+        why = "the engine reports no cached tokens (vLLM: --enable-prompt-tokens-details)"
+        state = self._watches[booking.slot].state
+        state.note(Check.CACHED, booking.expectation.subject, Outcome.SKIPPED, why)
+
+    def ended(self, booking: Booking, *, is_computed: bool, now: float) -> None:
+        """The attempt is over."""
+        watch = self._watches[booking.slot]
+        if watch.followed is None or watch.followed.booking is not booking:
+            return
+        if is_computed:
+            watch.followed.ended_at = now
+        else:
+            self._stop_following(booking.slot, watch)
+
+    # Conclusions
+
+    def conclude(self, *, now: float) -> float | None:
+        """Look whether awaited blocks have come; returns when to look again at the latest."""
+        deadlines = []
+        for slot, watch in self._watches.items():
+            if watch.followed is not None or watch.state.disbelief:
+                self._look_for_restart(slot, watch)
+            if watch.followed is not None and self._look(slot, watch, watch.followed, now):
+                self._stop_following(slot, watch)
+                self._feed.disbelieve(slot, watch.state.disbelief)
+            if watch.followed is not None and watch.followed.ended_at is not None:
+                deadlines.append(watch.followed.ended_at + PARITY_PATIENCE_SECONDS)
+        return min(deadlines, default=None)
+
+    def _look_for_restart(self, slot: Slot, watch: _Watch) -> None:
+        num_restarts = self._feed.stats(slot).num_restarts
+        if num_restarts != watch.num_restarts:
+            watch.num_restarts = num_restarts
+            watch.state.forget_blocks()
+            watch.due_at.clear()
+            self._stop_following(slot, watch)
+            self._feed.disbelieve(slot, "")
+
+    def _stop_following(self, slot: Slot, watch: _Watch) -> None:
+        watch.followed = None
+        self._feed.sample_roots(slot, False)
+
+    def _look(self, slot: Slot, watch: _Watch, followed: _Followed, now: float) -> bool:
+        """Whether something follows by now, be it that nothing does."""
+        expectation, state = followed.booking.expectation, watch.state
+        subject, awaited = expectation.subject, self._awaited(watch, followed)
+        if awaited and all(self._feed.index.holds(slot, each) for each in awaited):
+            state.note(Check.BLOCKS, subject, Outcome.AGREES)
+            if state.finding(Check.BLOCKS, subject).evidence.is_settled:
+                if len(watch.due_at) >= PARITY_SUBJECTS:
+                    watch.due_at.clear()
+                watch.due_at[subject] = now + PARITY_SAMPLE_SECONDS
+            return True
+        if followed.ended_at is None or now < followed.ended_at + PARITY_PATIENCE_SECONDS:
+            return False
+        stats = self._feed.stats(slot)
+        if why := self._why_unclear(slot, watch, followed, stats):
+            state.note(Check.BLOCKS, subject, Outcome.SKIPPED, why)
+        else:
+            cause = cause_of_blocks(self._missing(slot, watch, followed, stats))
+            state.note(Check.BLOCKS, subject, Outcome.DIFFERS, cause)
+        return True
+
+    def _awaited(self, watch: _Watch, followed: _Followed) -> Sequence[BlockHash]:
+        """The first and the last block of the prompt that its worker must have stored for it."""
+        chain = followed.booking.expectation.chain[self._num_held(watch, followed) :]
+        return (chain[0], chain[-1]) if chain else ()
+
+    def _num_held(self, watch: _Watch, followed: _Followed) -> int:
+        """Blocks that the worker had before, by its events or by its engine's word."""
+        reported_blocks = (followed.reported_tokens or 0) // watch.block_tokens
+        return max(followed.booking.expectation.exact_blocks, reported_blocks)
+
+    def _why_unclear(self, slot: Slot, watch: _Watch, followed: _Followed, stats: FeedStats) -> str:
+        """Why blocks may be missing though all is well."""
+        expectation, num_held = followed.booking.expectation, self._num_held(watch, followed)
+        if num_held >= len(expectation.chain):
+            return "all of its blocks were cached"
+        before, told = followed.before, _Told.of(stats)
+        num_removed = told.num_blocks_removed - before.num_blocks_removed
+        # What was used last is evicted last: much else must have gone before a block of this prompt.
+        was_evicted = num_removed and 2 * num_removed >= (watch.worker.num_blocks or stats.num_blocks)
+        if not self._feed.is_sound(slot) or told.num_anew != before.num_anew or was_evicted:
+            return "events were missed, or the cache was emptied meanwhile"
+        if told.num_orphans > before.num_orphans:
+            return "blocks came whose beginning is not known"
+        if followed.reported_tokens is None and self._feed.missing_history(slot):
+            return "what the engine had cached before is not known"
+        return ""
+
+    def _missing(self, slot: Slot, watch: _Watch, followed: _Followed, stats: FeedStats) -> MissingBlocks:
+        expectation, worker, before = followed.booking.expectation, watch.worker, followed.before
+        return MissingBlocks(
+            subject=expectation.subject,
+            base_model=worker.base_model,
+            cache_salt=followed.cache_salt,
+            first_hash=expectation.chain[0],
+            engine=f"{worker.engine} {worker.version}".rstrip(),
+            num_messages=stats.num_messages - before.num_messages,
+            num_blocks_stored=stats.num_blocks_stored - before.num_blocks_stored,
+            was_heard=before.num_messages > 0,
+            others_agree=watch.state.agrees_somewhere(Check.BLOCKS),
+            roots=self._feed.roots(slot),
+            tokens_note=watch.state.worst(Check.TOKENS),
+        )
+
+    def may_learn(self, booking: Booking) -> bool:
+        """Whether reports about such prompts may stand in for events that came before us. Where nobody has
+        shown that the worker's events tell of the adapter or the salt, they could never be contradicted."""
+        subject = booking.expectation.subject
+        verdict = self._watches[booking.slot].state.verdict(Check.BLOCKS, subject)
+        is_plain = not subject.adapter and not subject.is_salted
+        return verdict is Verdict.AGREES or (is_plain and verdict is Verdict.OPEN)
