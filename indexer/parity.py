@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -46,9 +46,14 @@ class Subject(NamedTuple):
 class Finding:
     """What one check found of one subject. `note`: in words, why it differs, or why it cannot be made."""
 
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: Evidence
     num_skipped: int = 0
     note: str = ""
+
+
+def _evidence_for(check: Check) -> Evidence:
+    """Equal probes have equal tokens or not: nothing about them is left to chance."""
+    return Evidence(to_lower=1, to_raise=1) if check is Check.TOKENS else Evidence()
 
 
 class ParityState:
@@ -62,7 +67,7 @@ class ParityState:
         """The one that observations go to."""
         findings = self._findings[check]
         if (finding := findings.get(subject)) is None:
-            finding = findings[subject] = Finding()
+            finding = findings[subject] = Finding(_evidence_for(check))
             if len(findings) > PARITY_SUBJECTS:
                 findings.popitem(last=False)
         return finding
@@ -118,55 +123,6 @@ class ParityState:
 
 
 # Causes
-
-
-@dataclass(frozen=True, slots=True)
-class TokenComparison:
-    """A probe's token ids, by us and by the worker. `texts`: the worker's tokens as text, where it told them;
-    `whose`: whom "ours" means."""
-
-    probe: str
-    ours: Sequence[int]
-    theirs: Sequence[int]
-    texts: Sequence[str] = ()
-    whose: str = "ours"
-
-
-def cause_of_tokens(compared: TokenComparison) -> str:
-    """Why the worker makes other tokens of the probe; "" when it makes the same."""
-    ours, theirs = list(compared.ours), list(compared.theirs)
-    if ours == theirs:
-        return ""
-    whose, do = compared.whose, "does" if compared.whose == "ours" else "do"
-    if theirs[1:] == ours:
-        first = _token(theirs[0], compared.texts, 0)
-        return f"the worker's prompt starts with token {first}, {whose} {do} not"
-    if ours[1:] == theirs:
-        return f"{_owner(whose)} prompt starts with token {ours[0]}, the worker's does not"
-    position = next(
-        (i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other),
-        min(len(ours), len(theirs)),
-    )
-    what = "renders a chat with another template" if compared.probe == "chat" else "has another tokenizer"
-    return f"the worker {what}: {_difference(compared, position)}"
-
-
-def _difference(compared: TokenComparison, position: int) -> str:
-    ours, theirs = compared.ours, compared.theirs
-    if position == len(theirs):
-        return f"{_owner(compared.whose)} probe goes on after its {len(theirs)} tokens"
-    if position == len(ours):
-        return f"its probe goes on after the {len(ours)} tokens of {compared.whose}"
-    token = _token(theirs[position], compared.texts, position)
-    return f"token {position} of the {compared.probe} probe is {token}, in {compared.whose} {ours[position]}"
-
-
-def _owner(whose: str) -> str:
-    return "our" if whose == "ours" else f"{whose.removesuffix('s')}s'"
-
-
-def _token(token_id: int, texts: Sequence[str], position: int) -> str:
-    return f"{token_id} ({texts[position]})" if position < len(texts) else str(token_id)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,8 @@ from xxhash import xxh3_64_intdigest
 
 from indexer.limits import BUFFERED_BYTES, BUFFERED_MESSAGES, DIGESTS, LATE_MESSAGES, REPLAY_ATTEMPTS
 
+NO_CONTACT = "no contact with the event socket yet"
+
 
 class Message(NamedTuple):
     """One batch as it came. `timestamp` is the publisher's clock, Unix seconds."""
@@ -114,7 +116,7 @@ class Sequencer:
         """The last message applied; -1 when it is known that none was published yet; None in START."""
         self._can_replay = can_replay
         self._is_lost = False  # the connection to the event socket
-        self._doubt = "no contact with the event socket yet"
+        self._doubt = NO_CONTACT
         self._missing_history = ""
         self._num_attempts = 0
         self._digests: deque[int] = deque(maxlen=DIGESTS)  # up to the last message, without a hole

@@ -102,9 +102,13 @@ class Evidence:
     eviction in between, an event on its way), so it takes several in a row.
     """
 
-    __slots__ = ("_run", "num_agreed", "num_differed", "verdict")
+    __slots__ = ("_run", "_to_lower", "_to_raise", "num_agreed", "num_differed", "verdict")
 
-    def __init__(self) -> None:
+    def __init__(
+        self, *, to_lower: int = DISAGREEMENTS_TO_LOWER, to_raise: int = AGREEMENTS_TO_RAISE
+    ) -> None:
+        self._to_lower = to_lower
+        self._to_raise = to_raise
         self.num_agreed = 0
         self.num_differed = 0
         self.verdict = Verdict.OPEN
@@ -115,15 +119,15 @@ class Evidence:
         if agrees:
             self.num_agreed += 1
             self._run = max(self._run, 0) + 1
-            if self.verdict is Verdict.OPEN or self._run >= AGREEMENTS_TO_RAISE:
+            if self.verdict is Verdict.OPEN or self._run >= self._to_raise:
                 self.verdict = Verdict.AGREES
         else:
             self.num_differed += 1
             self._run = min(self._run, 0) - 1
-            if -self._run >= DISAGREEMENTS_TO_LOWER:
+            if -self._run >= self._to_lower:
                 self.verdict = Verdict.DIFFERS
 
     @property
     def is_settled(self) -> bool:
         """Whether it agrees and nothing since speaks against it: a sample now and then will do."""
-        return self.verdict is Verdict.AGREES and self._run >= AGREEMENTS_TO_RAISE
+        return self.verdict is Verdict.AGREES and self._run >= self._to_raise

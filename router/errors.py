@@ -190,6 +190,14 @@ class ShuttingDown(RouterError):
 # A worker's
 
 
+class Refused(RouterError):
+    """A worker's engine did not carry out an order from the admin port."""
+
+    status = 409
+    type = "conflict"
+    code = "refused"
+
+
 class WorkerError(RouterError):
     """One worker failed; before any body byte was relayed another one is tried."""
 

@@ -13,6 +13,7 @@ from router.admin.fleet import Fleet, Preview
 from router.admin.handlers import Handlers, error_response
 from router.config import Settings
 from router.core.routing import RoutingCore
+from router.engines.control import Order
 from router.errors import BodyTooLarge, InternalError, MethodNotAllowed, RouterError, UnknownPath
 from router.metrics import Metrics
 
@@ -51,6 +52,9 @@ def _calls(handlers: Handlers) -> list[tuple[str, str, Handler]]:
         ("GET", "/workers/{id}", handlers.show_worker),
         ("PUT", "/workers/{id}", handlers.drain_worker),
         ("DELETE", "/workers/{id}", handlers.remove_worker),
+        ("POST", "/workers/{id}/reset_prefix_cache", handlers.order(Order.RESET)),
+        ("POST", "/workers/{id}/sleep", handlers.order(Order.SLEEP)),
+        ("POST", "/workers/{id}/wake_up", handlers.order(Order.WAKE)),
         ("GET", "/explain", handlers.explain),
         ("POST", "/route", handlers.route),
         ("GET", "/policy", handlers.show_policy),

@@ -52,6 +52,8 @@ def explain_in_words(decision: Decision) -> str:
             f"{decision.expected_cached_tokens} of {decision.num_prompt_tokens} prompt tokens were expected "
             f"in its cache ({decision.trust})"
         )
+    if reason := decision.details.get("trust_reason"):
+        parts.append(f"of its index: {reason}")
     if decision.attempt:
         parts.append(f"{_count(decision.attempt, 'attempt')} had failed before")
     return "; ".join(parts) + "."

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from policies.types import Decision, WorkerId
+from router.engines.control import Order
 
 Preview = Callable[[bytes, str], Awaitable[Decision]]
 """Body and path of a client's request -> what would be decided. Raises RouterError."""
@@ -21,6 +22,10 @@ class Fleet(Protocol):
     async def remove_worker(self, worker_id: str) -> None:
         """With its index and bookings: one worker, or all ranks of a server by its id; no effect for what has
         left."""
+        ...
+
+    async def give_order(self, worker_id: WorkerId, order: Order, query: Mapping[str, str]) -> None:
+        """Has the engine behind a worker's URL do it, for all of its ranks. Raises RouterError."""
         ...
 
     def views(self) -> Sequence[dict[str, Any]]:

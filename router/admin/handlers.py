@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
 from router.config import ConfigErrors, Settings, worker_from
 from router.core.routing import RoutingCore
+from router.engines.control import Order
 from router.errors import BadRequest, RouterError
 from router.metrics import Metrics
 
@@ -112,6 +113,16 @@ class Handlers:
     async def remove_worker_by_query(self, request: web.Request) -> web.Response:
         url = request.query.get("url", "").rstrip("/")
         return await self._remove_worker(url or _missing("url"))
+
+    def order(self, order: Order) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """The call that gives a worker's engine this order."""
+
+        async def give(request: web.Request) -> web.Response:
+            name = request.match_info["id"]
+            await self._fleet.give_order(self._rows(name)[0]["id"], order, dict(request.query))
+            return json_response(_shown(self._rows(name)))
+
+        return give
 
     async def _add_worker(self, fields: Mapping[str, Any]) -> web.Response:
         try:

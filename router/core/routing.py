@@ -97,6 +97,7 @@ class RoutingCore:
         if entry and sign is HealthSign.RESTARTED:
             self._beliefs.forget_predictions(entry.slot)
             self._parity.restarted(entry.slot)
+            self._workers.set_asleep(worker_id, False)
 
     def adopt_layout(self, worker_id: WorkerId) -> HashSpace | None:
         """Match a worker by blocks such as its events show, when they are not those that were believed.

@@ -145,3 +145,13 @@ def tokenize_request(protocol: Protocol, prompt: Slices, model: str) -> bytes | 
     else:
         return None
     return json_object(members)
+
+
+# Control of the cache
+
+CONTROL_PATHS = {
+    "reset_prefix_cache": "/flush_cache",
+    "sleep": "/release_memory_occupation",
+    "wake_up": "/resume_memory_occupation",
+}
+CONTROL_HINT = "start SGLang with --enable-memory-saver"

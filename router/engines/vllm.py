@@ -144,3 +144,23 @@ def _template_kwargs(prompt: Slices) -> list[tuple[str, bytes]]:
 
 
 _FOLDED_FIELDS = ("documents", "reasoning_effort")
+
+
+# Control of the cache
+
+CONTROL_PATHS = {
+    "reset_prefix_cache": "/reset_prefix_cache",
+    "sleep": "/sleep",
+    "wake_up": "/wake_up",
+}
+SLEEP_PATH = "/is_sleeping"
+CONTROL_HINT = "start vLLM with VLLM_SERVER_DEV_MODE=1 (and --enable-sleep-mode)"
+_SLEEP_STATES = ("weights_offloaded", "discard_all")
+
+
+def sleeps(metrics: bytes) -> bool | None:
+    """Whether it sleeps at level 1 or 2, both of which leave nothing cached."""
+    states = list(find_samples(metrics, b"vllm:engine_sleep_state"))
+    if not states:
+        return None
+    return any(value for labels, value in states if labels.get("sleep_state") in _SLEEP_STATES)

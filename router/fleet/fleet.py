@@ -7,7 +7,7 @@ looked at in `watching`, heard in `listening`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
@@ -17,9 +17,12 @@ from router.config import Settings
 from router.core.routing import RoutingCore
 from router.discovery import DiscoverySource
 from router.engines import WorkerSessions, merge_metrics
+from router.engines.control import Order
+from router.fleet.controls import EngineControls
 from router.fleet.member import Member
 from router.fleet.membership import Membership
 from router.fleet.rows import member_rows
+from router.fleet.token_parity import TokenParity
 from router.fleet.watching import Watching
 from router.tasks import start_task
 
@@ -46,7 +49,11 @@ class Fleet:
             clock=clock,
             watch=lambda member: start_task(self._watching.watch(member), f"watch {member.id}"),
         )
-        self._watching = Watching(core, self._membership, settings, clock)
+        self._controls = EngineControls(core, sessions, clock)
+        self._token_parity = TokenParity(core, sessions, clock)
+        self._watching = Watching(
+            core, self._membership, settings, clock, self._token_parity, self._controls.follow_sleep
+        )
         self._discovery: asyncio.Task[None] | None = None
 
     @property
@@ -60,6 +67,10 @@ class Fleet:
     def on_change(self, listener: Callable[[], None]) -> None:
         """`listener` is called whenever a worker joined, left, changed, or is healthy or not."""
         self._membership.on_change(listener)
+
+    def compare_tokens_with(self, source: object) -> None:
+        """The workers' tokens are compared with those of this token source from now on."""
+        self._token_parity.source = source
 
     # Start and end
 
@@ -128,6 +139,11 @@ class Fleet:
         """All ranks of a URL by its id, or one of them, with index and bookings; no effect for what has left.
         Its streams may end."""
         self._membership.remove(worker_id)
+
+    async def give_order(self, worker_id: WorkerId, order: Order, query: Mapping[str, str]) -> None:
+        """Has the engine behind a worker's URL do it, for all of its ranks. Raises RouterError."""
+        if member := self._membership.member_of(worker_id):
+            await self._controls.give(member, order, query)
 
     def views(self) -> list[dict[str, Any]]:
         """A row for each worker, pending ones included."""

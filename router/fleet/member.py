@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from indexer.trust import Trust
 from policies.types import WorkerId
+from router.fleet.index_warnings import IndexWarnings
 from router.fleet.ranks import Rank
 from router.fleet.watch import WorkerWatch
 
@@ -26,10 +26,10 @@ class Member:
     """Its line as last logged."""
     dismissed: set[WorkerId] = field(default_factory=set)
     """Ranks that were removed while others stay."""
-    doubts: dict[WorkerId, Trust] = field(default_factory=dict)
-    """Why the index of a rank was not exact at the last look."""
-    warned: set[WorkerId] = field(default_factory=set)
-    """Ranks whose doubt was told."""
+    warnings: dict[WorkerId, IndexWarnings] = field(default_factory=dict)
+    """By rank, what was said of its index."""
+    sleep_gauge: bool | None = None
+    """Whether it slept at the last look, by its metrics."""
 
     @property
     def id(self) -> WorkerId:

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from indexer.feed import KvFeed
+from indexer.parity import Check, ParityState
 from router.core.routing import RoutingCore
 from router.core.workers import WorkerView
 from router.fleet.member import Member
@@ -16,11 +17,11 @@ from router.fleet.watch import WorkerWatch
 def member_rows(member: Member, core: RoutingCore) -> list[dict[str, Any]]:
     """A row for each rank; one alone for a member that has not answered yet."""
     if not member.ranks:
-        return [_row(member, None, None, core.feed)]
-    return [_row(member, rank, core.worker(rank.worker.id), core.feed) for rank in member.ranks]
+        return [_row(member, None, None, core)]
+    return [_row(member, rank, core.worker(rank.worker.id), core) for rank in member.ranks]
 
 
-def _row(member: Member, rank: Rank | None, view: WorkerView | None, feed: KvFeed) -> dict[str, Any]:
+def _row(member: Member, rank: Rank | None, view: WorkerView | None, core: RoutingCore) -> dict[str, Any]:
     """`rank` and `view` are None while the worker has not answered yet."""
     watch = member.watch
     number = rank.worker.dp_rank if rank is not None else None
@@ -34,13 +35,14 @@ def _row(member: Member, rank: Rank | None, view: WorkerView | None, feed: KvFee
         "state": view.state if view is not None else "pending",
         "error": watch.error or None,
         "trust": _trust(rank, view),
+        "parity": _parity(core.parity(rank.worker.id) if rank is not None else None),
         "load": _load(view),
         "engine_gauges": asdict(watch.gauges_of(number)),
         "index": _index(view),
         "engine": _engine(watch),
         "kv_events": endpoints.events if endpoints is not None else watch.spec.kv_events,
         "kv_replay": endpoints.replay if endpoints is not None else watch.spec.kv_replay,
-        "events": _events(view, feed),
+        "events": _events(view, core.feed),
     }
 
 
@@ -58,6 +60,27 @@ def _trust(rank: Rank | None, view: WorkerView | None) -> dict[str, str] | None:
     if view is None or rank is None:
         return None
     return {"level": view.trust.level.value, "reason": rank.why_predicted or view.trust.reason}
+
+
+def _parity(state: ParityState | None) -> dict[str, Any] | None:
+    """What the checks of its tokens and blocks have found, and the likely cause of what differs."""
+    if state is None:
+        return None
+    checks = [
+        {
+            "check": check.value,
+            "model": subject.model,
+            "salted": subject.is_salted,
+            "verdict": finding.evidence.verdict.value,
+            "agreed": finding.evidence.num_agreed,
+            "differed": finding.evidence.num_differed,
+            "skipped": finding.num_skipped,
+            "note": finding.note or None,
+        }
+        for check in Check
+        for subject, finding in state.findings(check).items()
+    ]
+    return {"warning": state.warning or None, "checks": checks}
 
 
 def _load(view: WorkerView | None) -> dict[str, float] | None:

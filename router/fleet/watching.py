@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
-from indexer.trust import Trust, TrustLevel
-from policies.types import WorkerId
 from router.config import Settings
 from router.core.health import HealthSign
 from router.core.routing import RoutingCore
+from router.fleet.index_warnings import IndexWarnings
 from router.fleet.limits import REPROBE_SECONDS, RETRY_SECONDS
 from router.fleet.member import Member
 from router.fleet.membership import Membership
+from router.fleet.token_parity import TokenParity
 from router.fleet.watch import Sighting
 from router.tasks import start_task
 
@@ -32,8 +32,13 @@ class Watching:
         membership: Membership,
         settings: Settings,
         clock: Callable[[], float],
+        token_parity: TokenParity,
+        follow_sleep: Callable[[Member], Awaitable[None]],
     ) -> None:
+        """`follow_sleep` finds out whether a member sleeps, when its metrics show that this has changed."""
         self._core = core
+        self._token_parity = token_parity
+        self._follow_sleep = follow_sleep
         self._membership = membership
         self._settings = settings
         self._clock = clock
@@ -43,7 +48,7 @@ class Watching:
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
         """Besides those of the members."""
-        return [] if self._reprobe is None else [self._reprobe]
+        return self._token_parity.tasks + ([] if self._reprobe is None else [self._reprobe])
 
     async def watch(self, member: Member) -> None:
         """Look again and again, until cancelled."""
@@ -90,7 +95,9 @@ class Watching:
             self._observe(member, HealthSign.PROBE_OK)
         else:
             self._note_identity(member, sighting)
+        await self._follow_sleep(member)
         self._note_ranks(member)
+        self._token_parity.look(member, self._membership.members)
         member.looked.set()
 
     def _pause_after(self, member: Member) -> float:
@@ -128,23 +135,10 @@ class Watching:
 
     def _note_ranks(self, member: Member) -> None:
         for rank in member.ranks:
-            if rank.worker.publishes_events and (view := self._core.worker(rank.worker.id)) is not None:
-                self._membership.listening.adopt_layout(rank.worker)
-                self._note_trust(member, rank.worker.id, view.trust)
-
-    def _note_trust(self, member: Member, worker_id: WorkerId, trust: Trust) -> None:
-        """An index that stays inexact from one look to the next costs hits: say so, once, and say when it is
-        mended."""
-        is_exact = trust.level is TrustLevel.EXACT
-        was_warned, is_old_doubt = worker_id in member.warned, trust == member.doubts.get(worker_id)
-        if is_exact and was_warned:
-            _logger.info("worker %s: its index is exact again", worker_id)
-        elif not is_exact and is_old_doubt and not was_warned:
-            _logger.warning("worker %s: its index is %s: %s", worker_id, trust.level.value, trust.reason)
-        if is_exact:
-            member.warned.discard(worker_id)
-            member.doubts.pop(worker_id, None)
-        else:
-            member.doubts[worker_id] = trust
-            if is_old_doubt:
-                member.warned.add(worker_id)
+            worker_id = rank.worker.id
+            view, parity = self._core.worker(worker_id), self._core.parity(worker_id)
+            if not rank.worker.publishes_events or view is None or parity is None:
+                continue
+            self._membership.listening.adopt_layout(rank.worker)
+            warnings = member.warnings.setdefault(worker_id, IndexWarnings())
+            warnings.look(worker_id, view.trust, parity, rank.endpoints.events if rank.endpoints else "")

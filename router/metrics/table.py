@@ -172,6 +172,24 @@ KV_OVERREPORTS = Metric(
     ("worker",),
     "Times that a worker had cached less than its own events had said.",
 )
+KV_LEARNT_BLOCKS = Metric(
+    "kvgate_kv_learnt_blocks",
+    GAUGE,
+    ("worker",),
+    "Blocks that the worker is believed to hold only since it reported them as cached.",
+)
+PARITY_CHECKS = Metric(
+    "kvgate_parity_checks_total",
+    COUNTER,
+    ("worker", "check", "result"),
+    "Checks of a worker's tokens, blocks and cached tokens against ours; result: agree, differ, skipped.",
+)
+PARITY_DIFFERS = Metric(
+    "kvgate_parity_differs",
+    GAUGE,
+    ("worker", "check"),
+    "1 while that check finds that the worker differs, for any model; /workers says why.",
+)
 
 COUNTED = (
     REQUESTS,
@@ -204,5 +222,8 @@ READ = (
     KV_EVENTS_IGNORED,
     KV_ORPHANS,
     KV_OVERREPORTS,
+    KV_LEARNT_BLOCKS,
+    PARITY_CHECKS,
+    PARITY_DIFFERS,
 )
 METRICS = COUNTED + READ

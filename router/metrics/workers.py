@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from indexer.feed import FeedStats
+from indexer.parity import Check, ParityState
 from indexer.trust import TrustLevel
 from policies.types import WorkerId
 from router.core.routing import RoutingCore
@@ -26,6 +27,7 @@ _PER_PUBLISHER: dict[table.Metric, Callable[[FeedStats], float]] = {
     table.KV_RESTARTS: lambda stats: stats.num_restarts,
     table.KV_ORPHANS: lambda stats: stats.num_orphans,
     table.KV_OVERREPORTS: lambda stats: stats.num_overreports,
+    table.KV_LEARNT_BLOCKS: lambda stats: stats.num_learnt_blocks,
 }
 
 
@@ -46,6 +48,21 @@ def worker_readings(
     for metric, count_of in _PER_PUBLISHER.items():
         yield metric, [((worker_id,), float(count_of(each))) for worker_id, each in stats.items()]
     yield table.KV_EVENTS_IGNORED, list(_ignored(stats))
+    states = {view.worker.id: state for view in views if (state := core.parity(view.worker.id))}
+    yield table.PARITY_CHECKS, list(_parity_checks(states))
+    yield table.PARITY_DIFFERS, list(_parity_differs(states))
+
+
+def _parity_checks(states: Mapping[WorkerId, ParityState]) -> Iterator[tuple[Labels, float]]:
+    for worker_id, state in states.items():
+        for (check, outcome), count in state.counts.items():
+            yield (worker_id, check.value, outcome.value), float(count)
+
+
+def _parity_differs(states: Mapping[WorkerId, ParityState]) -> Iterator[tuple[Labels, float]]:
+    for worker_id, state in states.items():
+        for check in Check:
+            yield (worker_id, check.value), float(bool(state.worst(check)))
 
 
 def _trust(views: Sequence[WorkerView]) -> Iterator[tuple[Labels, float]]:
