@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from indexer.trust import TrustLevel
 from policies.types import Decision
 
 _COLUMNS = (
@@ -50,13 +51,18 @@ def explain_in_words(decision: Decision) -> str:
     if decision.num_prompt_tokens:
         parts.append(
             f"{decision.expected_cached_tokens} of {decision.num_prompt_tokens} prompt tokens were expected "
-            f"in its cache ({decision.trust})"
+            f"in its cache ({_trust_words(decision)})"
         )
-    if reason := decision.details.get("trust_reason"):
-        parts.append(f"of its index: {reason}")
     if decision.attempt:
         parts.append(f"{_count(decision.attempt, 'attempt')} had failed before")
     return "; ".join(parts) + "."
+
+
+def _trust_words(decision: Decision) -> str:
+    """With the reason where the index was in doubt."""
+    reason = decision.details.get("trust_reason")
+    in_doubt = decision.trust in (TrustLevel.DEGRADED, TrustLevel.RECOVERING)
+    return f"{decision.trust}: {reason}" if reason and in_doubt else decision.trust
 
 
 def _row(decision: Decision, row: int) -> dict[str, Any]:

@@ -153,14 +153,13 @@ async def test_a_tokenizer_that_is_not_the_worker_s_is_named_at_start(mocks, cap
 
 async def test_workers_of_one_model_with_other_tokens_are_named(caplog, monkeypatch) -> None:
     """Tokens come from any of them."""
-    async with MockFleet(2, engine=FAST) as fleet:
-        async with serving(with_events(fleet.workers)) as client:
-            gateway = client.gateway
-            await eventually(lambda: checked(gateway, "tokens", "agree") >= 2, what="both agree")
-            calls = iter(range(10**6))
-            retokenized(monkeypatch, lambda ids: [next(calls) % 3 + 1, *ids])
-            await eventually(lambda: checked(gateway, "tokens", "differ") >= 1, what="they differ")
-            await eventually(lambda: any("other workers of its model" in line for line in warnings(caplog)))
+    async with MockFleet(2, engine=FAST) as fleet, serving(with_events(fleet.workers)) as client:
+        gateway = client.gateway
+        await eventually(lambda: checked(gateway, "tokens", "agree") >= 2, what="both agree")
+        calls = iter(range(10**6))
+        retokenized(monkeypatch, lambda ids: [next(calls) % 3 + 1, *ids])
+        await eventually(lambda: checked(gateway, "tokens", "differ") >= 1, what="they differ")
+        await eventually(lambda: any("other workers of its model" in line for line in warnings(caplog)))
 
 
 async def test_an_adapter_without_blocks_under_its_name_is_named(mocks, caplog, monkeypatch) -> None:

@@ -1,4 +1,9 @@
-"""Whole recoveries through the feed: what is believed before, during and after."""
+"""Whole recoveries through the feed: what is believed before, during and after.
+
+Each case of a recovery that Dynamo's router is tested for has its test here, but for two that cannot arise:
+a reversed range, since a replay is asked for by its beginning alone, and bounded parallelism with a back-off,
+since a replay is one small request to the worker that it is about and is given up by its own silence.
+"""
 
 from __future__ import annotations
 
@@ -107,6 +112,24 @@ def test_a_publisher_replaced_during_recovery() -> None:
     assert feed.receive(0, 1, store_of(8)) == [], "the new numbers hold"
     assert believed(feed) == {7, 8}
     assert feed.stats(0).num_restarts == 1
+
+
+@pytest.mark.parametrize("can_replay", [True, False])
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_publisher_that_begins_anew_at_a_lower_number_loses_its_old_blocks_at_once(
+    sequence: int, can_replay: bool
+) -> None:
+    """No connection was lost, no message missed: only the number and the content say that it is another."""
+    feed = feed_of(can_replay=can_replay)
+    for number in range(4):
+        feed.receive(0, number, store_of(number))
+    assert believed(feed) == {0, 1, 2, 3}
+    commands = feed.receive(0, sequence, store_of(7, at=9.0))
+    assert commands == ([RequestReplay(0, 0)] if can_replay else [])
+    assert not believed(feed) & {0, 1, 2, 3}
+    assert feed.stats(0).num_restarts == 1
+    feed.replay_ended(0)
+    feed.check()
 
 
 def test_a_replay_from_before_the_oldest_kept_message() -> None:
