@@ -20,6 +20,7 @@ from indexer.parity import Outcome as ParityOutcome
 from policies.base import Needs, Policy
 from policies.types import Decision, RoutingRequest, Slot, Worker, WorkerId
 from router.core.catalogue import Resolution
+from router.core.counters import CacheTotals
 from router.core.health import HealthSign
 from router.core.limits import EXPIRY_INTERVAL_SECONDS, SWEEP_INTERVAL_SECONDS
 from router.core.loads import ActiveSequences, Booking
@@ -225,6 +226,7 @@ class RoutingCore:
         # Alone means: nothing of another request can have touched the worker's cache in between.
         entry.sole = None if self._loads.num_requests(entry.slot) else booking
         self._loads.book(booking)
+        entry.lone.booked(booking)
         if booking.prefill_tokens and not booking.is_streamed:
             seconds = entry.speed.seconds_for(booking.queued_prefill_tokens)
             self._releases.schedule(booking, decision.now + seconds)
@@ -284,6 +286,22 @@ class RoutingCore:
         self._compare(booking, entry, reported, now)
         return CachedTokens(booking.expectation.cached_tokens, reported)
 
+    def observe_cache_totals(
+        self, worker_id: WorkerId, totals: CacheTotals, *, asked_at: float, now: float
+    ) -> None:
+        """The engine's totals, asked for at `asked_at`. Where its answers do not tell how much was cached,
+        they do for a request that was alone."""
+        entry = self._workers.get(worker_id)
+        if entry is None:
+            return
+        num_active = self._loads.num_requests(entry.slot)
+        found = entry.lone.read(totals, num_active=num_active, asked_at=asked_at)
+        if found is None or entry.reports_cached_tokens:
+            return
+        booking, cached_tokens = found
+        if booking.expectation.is_exact:
+            self._compare(booking, entry, cached_tokens, now)
+
     def _compare(self, booking: Booking, entry: WorkerEntry, reported: int, now: float) -> None:
         """Expected against reported: what was claimed too much is withdrawn, what was missed is learnt."""
         slot, expectation, block_tokens = entry.slot, booking.expectation, entry.space.block_tokens
@@ -309,6 +327,8 @@ class RoutingCore:
         self._loads.free(booking)
         is_computed = _is_computed(booking, outcome)
         self._parity.ended(booking, is_computed=is_computed, now=now)
+        if is_computed:
+            entry.lone.computed(booking, now=now)
         if not is_computed:
             self._disbelieve(booking, entry)
         elif not booking.is_started:

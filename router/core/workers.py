@@ -13,6 +13,7 @@ from indexer.blocks import HashSpace
 from indexer.trust import Trust
 from policies.types import Slot, Worker, WorkerId
 from router.core.catalogue import Catalogue
+from router.core.counters import LoneRequests
 from router.core.health import NEXT_HEALTH, Health, HealthSign
 from router.core.limits import POOLS_KEPT
 from router.core.loads import Booking
@@ -83,6 +84,7 @@ class WorkerEntry:
     speed: PrefillSpeed = field(default_factory=PrefillSpeed)
     sole: Booking | None = None
     reports_cached_tokens: bool = False
+    lone: LoneRequests = field(default_factory=LoneRequests)
 
 
 class WorkerTable:

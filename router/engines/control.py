@@ -1,4 +1,5 @@
-"""What an engine can be told to do with its cache: where it takes the order, and what its answer means.
+"""What an engine tells of its cache and can be told to do with it: where it takes an order, what its answer
+means.
 
 The orders have vLLM's names; each engine's own paths are in its file.
 """
@@ -33,6 +34,8 @@ class Controls:
     sleep_path: str
     sleeps: Callable[[bytes], bool | None]
     """Whether it sleeps with an empty cache, by the text of its metrics; None when they do not say."""
+    totals: Callable[[bytes], Mapping[str, tuple[int, int]]]
+    """By data-parallel rank, tokens looked up and found in its prefix cache, by the text of its metrics."""
     hint: str
     """What to do when it does not know these paths."""
 
@@ -43,6 +46,7 @@ CONTROLS: Mapping[str, Controls] = {
         takes_query=True,
         sleep_path=vllm.SLEEP_PATH,
         sleeps=vllm.sleeps,
+        totals=vllm.cache_totals,
         hint=vllm.CONTROL_HINT,
     ),
     "sglang": Controls(
@@ -50,6 +54,7 @@ CONTROLS: Mapping[str, Controls] = {
         takes_query=False,
         sleep_path="",
         sleeps=lambda _: None,
+        totals=lambda _: {},
         hint=sglang.CONTROL_HINT,
     ),
 }

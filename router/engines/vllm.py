@@ -164,3 +164,14 @@ def sleeps(metrics: bytes) -> bool | None:
     if not states:
         return None
     return any(value for labels, value in states if labels.get("sleep_state") in _SLEEP_STATES)
+
+
+def cache_totals(metrics: bytes) -> dict[str, tuple[int, int]]:
+    """By data-parallel rank: tokens looked up in the prefix cache, and those found there. In tokens since
+    0.9; of an older release the two fit no request."""
+    found = [
+        {labels.get("engine", "0"): int(value) for labels, value in find_samples(metrics, name)}
+        for name in (b"vllm:prefix_cache_queries_total", b"vllm:prefix_cache_hits_total")
+    ]
+    queries, hits = found
+    return {rank: (queries[rank], hits[rank]) for rank in queries.keys() & hits.keys()}

@@ -10,8 +10,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from router.config import Settings
+from router.core.counters import CacheTotals
 from router.core.health import HealthSign
 from router.core.routing import RoutingCore
+from router.engines.control import CONTROLS
 from router.fleet.index_warnings import IndexWarnings
 from router.fleet.limits import REPROBE_SECONDS, RETRY_SECONDS
 from router.fleet.member import Member
@@ -87,14 +89,15 @@ class Watching:
         self._membership.changed()
 
     async def _look(self, member: Member) -> None:
-        former_error = member.watch.error
-        sighting = await member.watch.look(self._clock())
+        former_error, asked_at = member.watch.error, self._clock()
+        sighting = await member.watch.look(asked_at)
         if sighting is Sighting.FAILED:
             self._note_failure(member, is_news=member.watch.error != former_error)
         elif sighting is Sighting.ALIVE:
             self._observe(member, HealthSign.PROBE_OK)
         else:
             self._note_identity(member, sighting)
+        self._note_totals(member, asked_at)
         await self._follow_sleep(member)
         self._note_ranks(member)
         self._token_parity.look(member, self._membership.members)
@@ -132,6 +135,17 @@ class Watching:
         self._membership.reconcile()
         self._observe(member, HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK)
         self._membership.changed()
+
+    def _note_totals(self, member: Member, asked_at: float) -> None:
+        """What the engine says of its prefix cache, rank by rank."""
+        facts = member.watch.facts
+        controls = CONTROLS.get(facts.engine) if facts is not None and not member.watch.error else None
+        totals = controls.totals(member.watch.metrics_text) if controls is not None else {}
+        for rank in member.ranks:
+            if found := totals.get(str(rank.worker.dp_rank or 0)):
+                self._core.observe_cache_totals(
+                    rank.worker.id, CacheTotals(*found), asked_at=asked_at, now=self._clock()
+                )
 
     def _note_ranks(self, member: Member) -> None:
         for rank in member.ranks:

@@ -6,6 +6,7 @@ import contextlib
 
 import pytest
 
+from loadgen.engine import EngineModel
 from loadgen.mock_worker import MockFleet
 from router.config import WorkerConfig
 from tests.support.fake_worker import FakeWorker
@@ -57,7 +58,7 @@ async def test_a_reset_that_a_busy_engine_refuses_clears_nothing(mocks, monkeypa
     async with serving(with_events(mocks)) as client:
         await client.complete(words("a"))
         await eventually(lambda: blocks_of(client) > 0, what="blocks are known")
-        monkeypatch.setattr(type(mocks[0].driver.model), "reset_prefix_cache", lambda self: False)
+        monkeypatch.setattr(EngineModel, "reset_prefix_cache", lambda self: False)
         num_blocks = blocks_of(client)
         status, answer = await client.admin("/workers/w0/reset_prefix_cache", "POST")
         assert (status, answer["error"]["code"]) == (409, "refused")

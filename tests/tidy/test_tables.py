@@ -24,7 +24,18 @@ PLUG_POINTS: dict[str, tuple[set[str], set[str]]] = {
     "indexer/adapters": (set(ADAPTERS), {"errors", "reading"}),
     "router/engines": (
         set(ENGINES),
-        {"control", "describe", "facts", "gauges", "http", "limits", "metrics_text", "releases", "sessions", "tokenize"},
+        {
+            "control",
+            "describe",
+            "facts",
+            "gauges",
+            "http",
+            "limits",
+            "metrics_text",
+            "releases",
+            "sessions",
+            "tokenize",
+        },
     ),
     "router/discovery": (set(SOURCES), {"base", "templates"}),
 }

@@ -87,8 +87,8 @@ def missing(subject=BASE, *, salt="", **fields) -> MissingBlocks:
         (missing(SALTED, others_agree=True), "salted prompts have no blocks under their salt (vllm 0.9.2)"),
         (
             missing(roots=[root([7] * 9), root([2**40] * 9)]),
-            "the blocks that it stores are not those of the prompts sent to it: its tokenizer or chat template "
-            "is not the one that we use",
+            "the blocks that it stores are not those of the prompts sent to it: its tokenizer or chat "
+            "template is not the one that we use",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from indexer.events import AllBlocksCleared, BlockStored
 from indexer.parity import Check, Outcome
 from indexer.trust import TrustLevel, Verdict
 from policies.types import ServedModel
+from router.core.counters import CacheTotals
 from router.core.health import HealthSign
 from router.core.limits import PARITY_PATIENCE_SECONDS, PARITY_SAMPLE_SECONDS
 from router.core.outcome import Outcome as End
@@ -340,3 +341,18 @@ def test_tokens_are_noted_for_a_worker_that_is_there() -> None:
     assert room.core.parity("w").warning == "other tokens"
     room.core.observe_tokens("nobody", MODEL, Outcome.DIFFERS, "other tokens")
     assert room.core.parity("nobody") is None
+
+
+def test_totals_of_the_engine_stand_in_for_answers_that_do_not_tell() -> None:
+    room = late_room()
+    room.now = 1.0
+    room.core.observe_cache_totals("w", CacheTotals(500, 0), asked_at=0.9, now=1.0)
+    room.now = 2.0
+    room.serve(tokens(1), cached=None)
+    room.core.observe_cache_totals("w", CacheTotals(564, 48), asked_at=3.0, now=3.0)
+    assert learnt(room) == 3
+    room.now = 60.0
+    assert room.serve(tokens(1), cached=None).expected_cached_tokens == 3 * BLOCK
+    room.core.observe_cache_totals("w", CacheTotals(628, 64), asked_at=61.0, now=61.0)
+    assert learnt(room) == 1, "less than was believed: the rest goes"
+    room.core.observe_cache_totals("nobody", CacheTotals(1, 1), asked_at=0.0, now=0.0)

@@ -74,3 +74,13 @@ STATE = b'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
 )
 def test_sleep_in_vllm_s_metrics(text: bytes, sleeps: bool | None) -> None:
     assert vllm.sleeps(text) is sleeps
+
+
+def test_totals_of_vllm_s_prefix_cache_by_rank() -> None:
+    text = (
+        b'vllm:prefix_cache_queries_total{engine="0"} 8188.0\n'
+        b'vllm:prefix_cache_queries_total{engine="1"} 5.0\n'
+        b'vllm:prefix_cache_hits_total{engine="0"} 1952.0\n'
+    )
+    assert vllm.cache_totals(text) == {"0": (8188, 1952)}
+    assert vllm.cache_totals(b"") == {}
