@@ -8,6 +8,7 @@ import pytest
 
 from loadgen.engine import EngineModel
 from loadgen.mock_worker import MockFleet
+from loadgen.wire import Layout
 from router.config import WorkerConfig
 from tests.support.fake_worker import FakeWorker
 from tests.support.serving import FAST, counted, row_of, serving, trust_of, with_events
@@ -170,3 +171,26 @@ async def test_a_worker_that_was_warm_before_us_is_learnt_from_what_it_reports(m
             lambda: row_of(client.gateway, "w0")["events"]["num_learnt_blocks"] == 0,
             what="another process holds none of it",
         )
+
+
+async def test_an_order_to_sglang_concerns_all_ranks_behind_the_url() -> None:
+    async with (
+        MockFleet(1, engine=FAST, layout=Layout.SGLANG_MAPS, data_parallel_size=2) as fleet,
+        serving([WorkerConfig(url=fleet.workers[0].url, name="s")], until_ready=False) as client,
+    ):
+
+        def rows():
+            return [row for row in client.gateway.fleet.views() if row["state"] == "healthy"]
+
+        await eventually(
+            lambda: [row["trust"]["level"] for row in rows()] == ["exact"] * 2, what="both ranks join"
+        )
+        for number in range(6):
+            await client.complete(words(f"p{number}"))
+        await eventually(lambda: all(row["index"]["num_blocks"] for row in rows()), what="both hold blocks")
+        status, answer = await client.admin("/workers/s/reset_prefix_cache", "POST")
+        assert status == 200, answer
+        assert [row["index"]["num_blocks"] for row in answer["workers"]] == [0, 0]
+        status, answer = await client.admin("/workers/s@1/sleep?level=1", "POST")
+        assert (status, answer["error"]["code"]) == (400, "bad_request")
+        assert "Orders to sglang have no parameters, not level" in answer["error"]["message"]
