@@ -7,7 +7,7 @@ that it reported. They are made elsewhere; here is what they add up to.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -61,7 +61,7 @@ class ParityState:
 
     def __init__(self) -> None:
         self._findings: dict[Check, OrderedDict[Subject, Finding]] = {check: OrderedDict() for check in Check}
-        self.counts: dict[tuple[Check, Outcome], int] = {}
+        self._forgotten: Counter[tuple[Check, Outcome]] = Counter()
 
     def finding(self, check: Check, subject: Subject) -> Finding:
         """The one that observations go to."""
@@ -69,17 +69,30 @@ class ParityState:
         if (finding := findings.get(subject)) is None:
             finding = findings[subject] = Finding(_evidence_for(check))
             if len(findings) > PARITY_SUBJECTS:
-                findings.popitem(last=False)
+                self._forget(check, findings.popitem(last=False)[1])
         return finding
+
+    @property
+    def counts(self) -> Mapping[tuple[Check, Outcome], int]:
+        """Observations so far, of subjects that were forgotten too."""
+        counts = Counter(self._forgotten)
+        for check, findings in self._findings.items():
+            for finding in findings.values():
+                counts.update(_counts_of(check, finding))
+        return counts
+
+    def _forget(self, check: Check, finding: Finding) -> None:
+        self._forgotten.update(_counts_of(check, finding))
 
     def findings(self, check: Check) -> Mapping[Subject, Finding]:
         return self._findings[check]
 
     def note(self, check: Check, subject: Subject, outcome: Outcome, note: str = "") -> None:
         """One more observation. While the two differ the last cause stays."""
-        finding = self.finding(check, subject)
-        self._findings[check].move_to_end(subject)
-        self.counts[check, outcome] = self.counts.get((check, outcome), 0) + 1
+        findings = self._findings[check]
+        finding = findings.get(subject) or self.finding(check, subject)
+        if len(findings) > 1:
+            findings.move_to_end(subject)
         if outcome is Outcome.SKIPPED:
             finding.num_skipped += 1
         else:
@@ -109,8 +122,10 @@ class ParityState:
 
     def forget_blocks(self) -> None:
         """The worker's history begins anew, and so does the judgement of it."""
-        self._findings[Check.BLOCKS].clear()
-        self._findings[Check.CACHED].clear()
+        for check in (Check.BLOCKS, Check.CACHED):
+            for finding in self._findings[check].values():
+                self._forget(check, finding)
+            self._findings[check].clear()
 
     def worst(self, check: Check) -> str:
         """The cause of a subject that differs; "" when none does."""
@@ -120,6 +135,15 @@ class ParityState:
             if finding.evidence.verdict is Verdict.DIFFERS
         )
         return next(differing, "")
+
+
+def _counts_of(check: Check, finding: Finding) -> dict[tuple[Check, Outcome], int]:
+    evidence = finding.evidence
+    return {
+        (check, Outcome.AGREES): evidence.num_agreed,
+        (check, Outcome.DIFFERS): evidence.num_differed,
+        (check, Outcome.SKIPPED): finding.num_skipped,
+    }
 
 
 # Causes

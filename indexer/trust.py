@@ -118,12 +118,12 @@ class Evidence:
         """One more observation."""
         if agrees:
             self.num_agreed += 1
-            self._run = max(self._run, 0) + 1
+            self._run = self._run + 1 if self._run > 0 else 1
             if self.verdict is Verdict.OPEN or self._run >= self._to_raise:
                 self.verdict = Verdict.AGREES
         else:
             self.num_differed += 1
-            self._run = min(self._run, 0) - 1
+            self._run = self._run - 1 if self._run < 0 else -1
             if -self._run >= self._to_lower:
                 self.verdict = Verdict.DIFFERS
 

@@ -103,7 +103,8 @@ class Gateway:
         self._resources.callback(models.close)
         models.load_named()
         self._tokens = TOKEN_SOURCES[settings.tokens](token_host, sessions, models)
-        self.fleet.compare_tokens_with(self._tokens)
+        if settings.tokens != "bytes":
+            self.fleet.compare_tokens_with(self._tokens)
         self.proxy = Proxy(
             core=self.core,
             settings=settings,

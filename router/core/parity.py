@@ -6,7 +6,7 @@ or should have been; once they agree, only now and then. What the findings mean 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from indexer.blocks import BlockHash
@@ -81,12 +81,15 @@ class ParityChecks:
     def __init__(self, feed: KvFeed) -> None:
         self._feed = feed
         self._watches: dict[Slot, _Watch] = {}
+        self._open: set[Slot] = set()
+        """Workers of which a prompt is followed, or that are disbelieved."""
 
     def add(self, slot: Slot, worker: Worker, block_tokens: int) -> None:
         self._watches[slot] = _Watch(worker, block_tokens)
 
     def remove(self, slot: Slot) -> None:
         self._watches.pop(slot, None)
+        self._open.discard(slot)
 
     def state(self, slot: Slot) -> ParityState:
         return self._watches[slot].state
@@ -118,25 +121,30 @@ class ParityChecks:
             return  # nothing of it will be stored anew
         before = _Told.of(self._feed.stats(booking.slot))
         watch.followed = _Followed(booking, prompt.cache_salt, before)
+        self._open.add(booking.slot)
         self._feed.sample_roots(booking.slot, True)
 
-    def reported(self, booking: Booking, cached_tokens: int, *, was_alone: bool, num_losses: int) -> None:
-        """The engine has said how much of an exact prompt was cached. `num_losses`: as its events have told
-        by now."""
+    def reported(
+        self, booking: Booking, cached_tokens: int, *, was_alone: bool, num_losses: Callable[[], int]
+    ) -> None:
+        """The engine has said how much of an exact prompt was cached. `num_losses`: how many its events have
+        told of by now."""
         slot, expectation = booking.slot, booking.expectation
         watch = self._watches[slot]
         if watch.followed is not None and watch.followed.booking is booking:
             watch.followed.reported_tokens = cached_tokens
-        expected = expectation.cached_tokens
-        explained = not was_alone or num_losses != expectation.num_losses
-        if cached_tokens > expected and self._feed.missing_history(slot):
-            explained = True
+        expected, note = expectation.cached_tokens, ""
         if expected == cached_tokens:
             # That nothing was cached where nothing was expected is so whatever the hashes are.
             outcome = Outcome.AGREES if expected else Outcome.SKIPPED
+        elif (
+            not was_alone
+            or num_losses() != expectation.num_losses
+            or (cached_tokens > expected and self._feed.missing_history(slot))
+        ):
+            outcome = Outcome.SKIPPED
         else:
-            outcome = Outcome.SKIPPED if explained else Outcome.DIFFERS
-        note = cause_of_cached(expected, cached_tokens) if outcome is Outcome.DIFFERS else ""
+            outcome, note = Outcome.DIFFERS, cause_of_cached(expected, cached_tokens)
         watch.state.note(Check.CACHED, expectation.subject, outcome, note)
 
     def not_reported(self, booking: Booking) -> None:
@@ -160,17 +168,20 @@ class ParityChecks:
     def conclude(self, *, now: float) -> float | None:
         """Look whether awaited blocks have come; returns when to look again at the latest."""
         deadlines = []
-        for slot, watch in self._watches.items():
-            if watch.followed is not None or watch.state.disbelief:
-                self._look_for_restart(slot, watch)
+        for slot in tuple(self._open):
+            watch = self._watches[slot]
+            self._look_for_restart(slot, watch)
             if watch.followed is not None and self._look(slot, watch, watch.followed, now):
                 self._stop_following(slot, watch)
                 self._feed.disbelieve(slot, watch.state.disbelief)
             if watch.followed is not None and watch.followed.ended_at is not None:
                 deadlines.append(watch.followed.ended_at + PARITY_PATIENCE_SECONDS)
+            if watch.followed is None and not watch.state.disbelief:
+                self._open.discard(slot)
         return min(deadlines, default=None)
 
     def _look_for_restart(self, slot: Slot, watch: _Watch) -> None:
+        """Of which the events alone may tell."""
         num_restarts = self._feed.stats(slot).num_restarts
         if num_restarts != watch.num_restarts:
             watch.num_restarts = num_restarts

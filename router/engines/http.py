@@ -66,7 +66,8 @@ class WorkerHttp:
                 except aiohttp.ClientConnectorError:
                     raise
                 except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-                    # A kept connection that the worker was about to close; no call here changes anything.
+                    # A kept connection that the worker was about to close; no call here harms when it is made
+                    # twice.
                     return await self._try(method, path, body, max_bytes)
         except TimeoutError:
             raise CallTimedOut(f"{path} did not answer within {self._timeout_seconds:g} s") from None

@@ -153,7 +153,7 @@ def test_observations_are_counted_by_check_and_result() -> None:
         (Check.BLOCKS, ADAPTER, Outcome.AGREES, ""),
         (Check.CACHED, BASE, Outcome.SKIPPED, "not told"),
     )
-    assert state.counts == {(Check.BLOCKS, Outcome.AGREES): 2, (Check.CACHED, Outcome.SKIPPED): 1}
+    assert +state.counts == {(Check.BLOCKS, Outcome.AGREES): 2, (Check.CACHED, Outcome.SKIPPED): 1}
     assert state.finding(Check.CACHED, BASE).note == "not told"
     assert state.finding(Check.CACHED, BASE).num_skipped == 1
 
@@ -168,6 +168,7 @@ def test_a_new_engine_process_has_other_blocks_and_the_same_tokens() -> None:
     assert state.warning == ""
     assert state.verdict(Check.TOKENS, BASE) is Verdict.AGREES
     assert state.verdict(Check.BLOCKS, BASE) is Verdict.OPEN
+    assert state.counts[Check.BLOCKS, Outcome.DIFFERS] == DISAGREEMENTS_TO_LOWER, "counters only rise"
 
 
 def test_subjects_are_bounded_and_the_one_checked_least_recently_goes() -> None:

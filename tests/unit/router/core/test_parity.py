@@ -52,7 +52,7 @@ class Room:
 
     def counts(self, check: Check = Check.BLOCKS) -> dict[str, int]:
         counts = self.core.parity("w").counts
-        return {outcome.value: count for (of, outcome), count in counts.items() if of is check}
+        return {outcome.value: count for (of, outcome), count in counts.items() if of is check and count}
 
     @property
     def trust(self) -> TrustLevel:
