@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import logging
 
+import msgspec
 import pytest
 
 import loadgen.mock_http
 import router.core.parity
 import router.fleet.token_parity
-from loadgen.mock_api import tokens_of
+from loadgen.mock_api import TokenizeBody, tokens_of
 from loadgen.mock_worker import MockFleet
 from loadgen.tokenizer import BOS, MESSAGE_END
 from router.config import WorkerConfig
+from router.tokens.probe import PROBES
 from router.wire.endpoints import Protocol
 from tests.support.serving import FAST, counted, row_of, serving, trust_of, with_events
 from tests.support.waiting import eventually
@@ -149,6 +151,18 @@ async def test_a_tokenizer_that_is_not_the_worker_s_is_named_at_start(mocks, cap
         assert row["checks"][0]["verdict"] == "differs"
         assert "another chat template" in row["warning"] or "starts with" in row["warning"]
         assert trust_of(client.gateway, "w0") == "exact", "tokens alone prove nothing of the blocks"
+
+
+async def test_chats_alone_that_have_other_tokens_mean_another_template(mocks, caplog) -> None:
+    def tokens(protocol):
+        body = {"model": "mock"} | {name: msgspec.Raw(raw) for name, raw in PROBES[protocol].items()}
+        ids = tokens_of(msgspec.json.decode(msgspec.json.encode(body), type=TokenizeBody))
+        return ids if protocol is Protocol.COMPLETIONS else [*ids, MESSAGE_END]
+
+    async with serving(with_events(mocks)) as client:
+        client.gateway.fleet.compare_tokens_with(Tokenizer(tokens))
+        await eventually(lambda: warnings(caplog), what="it is said")
+        assert "plain texts the same, so the chat template differs" in warnings(caplog)[0]
 
 
 async def test_workers_of_one_model_with_other_tokens_are_named(caplog, monkeypatch) -> None:
