@@ -32,13 +32,18 @@ Ids = tuple[int, ...]
 
 @dataclass(slots=True)
 class _Asked:
-    """A member's answers, by the shape of the probe. `due_at`: when to ask again."""
+    """A member's answers, by the shape of the probe. `ask_at`: when to ask again, `due_at`: when to compare
+    again."""
 
+    member: Member
     model: str
     start_time: float | None
     answers: dict[Protocol, Ids] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     """Tokens as the worker spells them."""
+    problem: str = ""
+    """Why it could not be asked."""
+    ask_at: float = 0.0
     due_at: float = 0.0
     task: asyncio.Task[None] | None = None
 
@@ -66,9 +71,9 @@ class TokenParity:
         asked = self._asked.get(member.id)
         if asked is None or (asked.model, asked.start_time) != (model, facts.start_time):
             self._keep({each.id for each in members})
-            asked = self._asked[member.id] = _Asked(model, facts.start_time)
+            asked = self._asked[member.id] = _Asked(member, model, facts.start_time)
         if asked.task is None and self._clock() >= asked.due_at:
-            asked.task = start_task(self._compare(member, asked), f"compare tokens with {member.id}")
+            asked.task = start_task(self._compare(asked), f"compare tokens with {member.id}")
 
     def _matters(self, member: Member) -> bool:
         return self._core.needs.overlap and any(rank.worker.publishes_events for rank in member.ranks)
@@ -77,26 +82,40 @@ class TokenParity:
         for gone in self._asked.keys() - member_ids:
             del self._asked[gone]
 
-    async def _compare(self, member: Member, asked: _Asked) -> None:
+    async def _compare(self, asked: _Asked) -> None:
         try:
-            problem = await self._ask(member, asked)
-            outcome, note = (Outcome.SKIPPED, problem) if problem else self._judge(member, asked)
+            if self._clock() >= asked.ask_at:
+                asked.problem = await self._ask(asked)
+                wait = TOKEN_PARITY_RETRY_SECONDS if asked.problem else TOKEN_PARITY_SECONDS
+                asked.ask_at = self._clock() + wait
         finally:
             asked.task = None
-        is_settled = outcome is Outcome.AGREES
-        asked.due_at = self._clock() + (TOKEN_PARITY_SECONDS if is_settled else TOKEN_PARITY_RETRY_SECONDS)
-        if self._asked.get(member.id) is asked:
-            for worker_id in member.worker_ids:
+        for other in tuple(self._asked.values()):
+            if other is asked or (other.model == asked.model and other.answers):
+                self._conclude(other)  # for them there is one more to be compared with
+
+    def _conclude(self, asked: _Asked) -> None:
+        now = self._clock()
+        outcome, note = (Outcome.SKIPPED, asked.problem) if asked.problem else self._judge(asked)
+        asked.due_at = now + (
+            TOKEN_PARITY_SECONDS if outcome is Outcome.AGREES else TOKEN_PARITY_RETRY_SECONDS
+        )
+        if outcome is Outcome.DIFFERS:
+            asked.ask_at = now  # somebody may mend it
+        if self._asked.get(asked.member.id) is asked:
+            for worker_id in asked.member.worker_ids:
                 self._core.observe_tokens(worker_id, asked.model, outcome, note)
 
-    async def _ask(self, member: Member, asked: _Asked) -> str:
+    async def _ask(self, asked: _Asked) -> str:
         """Have the worker tokenize the probes; why that can't be done, in words."""
+        member = asked.member
         facts, spec = member.watch.facts, member.watch.spec
         assert facts is not None
         if not facts.offers_tokenize:
             return "the worker offers no /tokenize"
         http = WorkerHttp(self._sessions, spec.url, member.watch.headers)
         asked.answers.clear()
+        asked.texts.clear()
         for protocol, probe in PROBES.items():
             request = ENGINES[facts.engine].tokenize_request(protocol, probe, asked.model)
             if request is None:
@@ -111,12 +130,12 @@ class TokenParity:
                 asked.texts.update(tokens.texts)
         return "" if asked.answers else f"{TOKENIZE_PATH} takes none of the probes"
 
-    def _judge(self, member: Member, asked: _Asked) -> tuple[Outcome, str]:
+    def _judge(self, asked: _Asked) -> tuple[Outcome, str]:
         """What comes of the answers, and in words why they differ or say nothing."""
         causes: dict[Protocol, str] = {}
         place = ""
         for protocol, theirs in asked.answers.items():
-            ours, place = self._reference(member.id, asked, protocol)
+            ours, place = self._reference(asked, protocol)
             if ours is not None:
                 causes[protocol] = likely_cause(ours, theirs, _spelling(asked.texts))
         if not causes:
@@ -124,9 +143,7 @@ class TokenParity:
         note = place + words if (words := _words(causes)) else ""
         return (Outcome.DIFFERS, note) if note else (Outcome.AGREES, "")
 
-    def _reference(
-        self, member_id: WorkerId, asked: _Asked, protocol: Protocol
-    ) -> tuple[Sequence[int] | None, str]:
+    def _reference(self, asked: _Asked, protocol: Protocol) -> tuple[Sequence[int] | None, str]:
         """Our tokens of a probe, and whose they are in words where they are not our own."""
         if isinstance(self.source, ProbeTokens):
             ours = self.source.tokens_of_probe(asked.model, protocol)
@@ -134,8 +151,8 @@ class TokenParity:
                 return ours, ""
         others = Counter(
             other.answers[protocol]
-            for other_id, other in self._asked.items()
-            if other_id != member_id and other.model == asked.model and protocol in other.answers
+            for other in self._asked.values()
+            if other is not asked and other.model == asked.model and protocol in other.answers
         )
         mine = asked.answers[protocol]
         # Of two that differ nobody knows who is right: both are said to differ.
