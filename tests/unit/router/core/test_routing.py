@@ -509,9 +509,14 @@ def test_a_worker_s_state_is_one_word():
     states = [core.worker("a").state]
     core.observe_health("a", HealthSign.PROBE_FAILED, now=0.0)
     states.append(core.worker("a").state)
+    core.set_asleep("a", True, now=0.0)
+    states.append(core.worker("a").state)
     core.set_draining("a", True, now=0.0)
     states.append(core.worker("a").state)
-    assert states == ["healthy", "suspect", "draining"]
+    assert states == ["healthy", "suspect", "asleep", "draining"]
+    core.set_draining("a", False, now=0.0)
+    core.observe_health("a", HealthSign.RESTARTED, now=0.0)
+    assert core.worker("a").state == "healthy", "a new process is awake"
 
 
 def test_workers_that_left_are_not_known():

@@ -139,6 +139,18 @@ def test_draining_survives_a_reconciliation():
     assert ids(table) == ["b", "c"]
 
 
+def test_a_sleeping_worker_gets_nothing_even_when_it_is_the_last():
+    table = table_of(A, B)
+    table.set_asleep("a", True)
+    assert ids(table) == ["b"]
+    table.set_asleep("b", True)
+    with pytest.raises(NoWorkers, match="of 2, 0 draining, 2 asleep, 0 tried"):
+        ids(table)
+    table.set_asleep("a", False)
+    assert ids(table) == ["a"]
+    table.set_asleep("nobody", True)
+
+
 def test_no_candidate_is_explained():
     table = table_of(A)
     with pytest.raises(NoWorkers, match="No worker serves the model 'x'"):
