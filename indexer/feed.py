@@ -195,6 +195,11 @@ class KvFeed:
         publisher = self._publishers.get(slot)
         return publisher.standing.roots if publisher else ()
 
+    def holds(self, slot: Slot, block_hash: BlockHash) -> bool:
+        """Whether the worker's events tell of the block, wherever it keeps it; trust does not matter."""
+        publisher = self._publishers.get(slot)
+        return publisher is not None and publisher.holds(block_hash)
+
     def is_sound(self, slot: Slot) -> bool:
         """Whether no event of the worker is known to be missing; false for one without a publisher."""
         publisher = self._publishers.get(slot)

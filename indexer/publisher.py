@@ -173,6 +173,13 @@ class Publisher:
         do."""
         return self.groups.depths(hashes, self.layouts.known.block_tokens if self.layouts.known else 1)
 
+    def holds(self, block_hash: BlockHash) -> bool:
+        """Whether its events tell of the block, on any tier and in any group."""
+        indexes, groups = self._indexes.values(), self.groups.others.values()
+        return any(index.holds(self._slot, block_hash) for index in indexes) or any(
+            group.holds(block_hash, tuple(Tier)) for group in groups
+        )
+
     def was_reset(self) -> None:
         """The engine says that its cache is empty now, ahead of the event that will tell so."""
         self.stats.num_clears += 1

@@ -6,7 +6,7 @@ or should have been; once they agree, only now and then. What the findings mean 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from indexer.blocks import BlockHash
@@ -198,7 +198,7 @@ class ParityChecks:
         """Whether something follows by now, be it that nothing does."""
         expectation, state = followed.booking.expectation, watch.state
         subject, awaited = expectation.subject, self._awaited(watch, followed)
-        if awaited and all(self._feed.index.holds(slot, each) for each in awaited):
+        if awaited is not None and self._feed.holds(slot, awaited):
             state.note(Check.BLOCKS, subject, Outcome.AGREES)
             if state.finding(Check.BLOCKS, subject).evidence.is_settled:
                 if len(watch.due_at) >= PARITY_SUBJECTS:
@@ -215,10 +215,11 @@ class ParityChecks:
             state.note(Check.BLOCKS, subject, Outcome.DIFFERS, cause)
         return True
 
-    def _awaited(self, watch: _Watch, followed: _Followed) -> Sequence[BlockHash]:
-        """The first and the last block of the prompt that its worker must have stored for it."""
-        chain = followed.booking.expectation.chain[self._num_held(watch, followed) :]
-        return (chain[0], chain[-1]) if chain else ()
+    def _awaited(self, watch: _Watch, followed: _Followed) -> BlockHash | None:
+        """The last block of the prompt, if its worker must have stored it for it. Its hash is chained through
+        all before it, some of which a sliding window may have let go."""
+        chain = followed.booking.expectation.chain
+        return chain[-1] if self._num_held(watch, followed) < len(chain) else None
 
     def _num_held(self, watch: _Watch, followed: _Followed) -> int:
         """Blocks that the worker had before, by its events or by its engine's word."""

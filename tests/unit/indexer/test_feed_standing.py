@@ -101,6 +101,17 @@ def test_a_disbelieved_worker_counts_nothing_and_is_heard_all_the_same() -> None
     feed.disbelieve(9, "nobody")
 
 
+def test_a_block_is_held_on_any_tier_and_in_any_group() -> None:
+    feed = feed_of()
+    feed.receive(0, 0, batch(stored([1, 2], TOKENS[:8]), stored([2], [], medium="CPU"), removed(2)))
+    window = {"group_idx": 1, "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 8}
+    feed.receive(0, 1, batch(stored([1, 2, 3], TOKENS[:12], **window)))
+    feed.disbelieve(0, "whatever")
+    assert [feed.holds(0, each) for each in CHAIN[:4]] == [True, True, True, False]
+    assert not feed.holds(1, CHAIN[0])
+    assert not feed.holds(9, CHAIN[0])
+
+
 def test_roots_are_sampled_on_demand() -> None:
     feed = feed_of()
     feed.receive(0, 0, batch(stored([1], TOKENS[:4])))
