@@ -258,6 +258,17 @@ def test_cached_tokens_that_stay_others_are_warned_of_and_degrade_nothing() -> N
     assert room.trust is TrustLevel.EXACT
 
 
+def test_one_block_less_is_what_speculative_decoding_does() -> None:
+    room = Room()
+    for name in range(5):
+        room.serve(tokens(name), stores=tokens(name), cached=0)
+        room.serve(tokens(name), cached=2 * BLOCK)
+    assert room.counts(Check.CACHED) == {"skipped": 10}
+    room.serve(tokens(9), stores=tokens(9), cached=0)
+    room.serve(tokens(9), cached=BLOCK)
+    assert room.counts(Check.CACHED) == {"skipped": 11, "differ": 1}
+
+
 def test_a_request_that_had_company_says_nothing_of_cached_tokens() -> None:
     room = Room()
     room.core.route(request("other"), prompt_of(tokens(9)), now=0.0)
