@@ -93,7 +93,10 @@ class ParityState:
         finding = findings.get(subject) or self.finding(check, subject)
         if len(findings) > 1:
             findings.move_to_end(subject)
-        if outcome is Outcome.SKIPPED:
+        if outcome is Outcome.SKIPPED and check is Check.TOKENS:
+            self._forget(check, finding)  # with nothing to compare them with the last answer is no answer
+            finding = findings[subject] = Finding(_evidence_for(check), num_skipped=1)
+        elif outcome is Outcome.SKIPPED:
             finding.num_skipped += 1
         else:
             finding.evidence.note(outcome is Outcome.AGREES)

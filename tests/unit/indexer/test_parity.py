@@ -147,6 +147,15 @@ def test_the_check_that_says_most_gives_the_warning() -> None:
     assert state.warning == "tokens", "one difference of tokens is no accident"
 
 
+def test_tokens_that_can_no_longer_be_compared_neither_agree_nor_differ() -> None:
+    state = noted(
+        (Check.TOKENS, BASE, Outcome.DIFFERS, "tokens"), (Check.TOKENS, BASE, Outcome.SKIPPED, "alone")
+    )
+    assert (state.warning, state.finding(Check.TOKENS, BASE).note) == ("", "alone")
+    assert state.verdict(Check.TOKENS, BASE) is Verdict.OPEN
+    assert +state.counts == {(Check.TOKENS, Outcome.DIFFERS): 1, (Check.TOKENS, Outcome.SKIPPED): 1}
+
+
 def test_observations_are_counted_by_check_and_result() -> None:
     state = noted(
         (Check.BLOCKS, BASE, Outcome.AGREES, ""),
