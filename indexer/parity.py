@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from indexer.blocks import TOKEN_BYTES, BlockHash, chain_block_hashes, pack_tokens, root_seed
+from indexer.blocks import HASHINGS, TOKEN_BYTES, BlockHash, HashSpace, pack_tokens
 from indexer.limits import PARITY_SUBJECTS
 from indexer.trust import Evidence, Verdict
 
@@ -154,12 +154,11 @@ def _counts_of(check: Check, finding: Finding) -> dict[tuple[Check, Outcome], in
 
 @dataclass(frozen=True, slots=True)
 class StoredRoot:
-    """The beginning of a prompt that a worker stored: its first block and, where there is one, the next
-    token."""
+    """The beginning of a prompt that a worker stored: what the hash of its first block covers and, where
+    there is one, the next token."""
 
     adapter: str
     cache_salt: str
-    block_tokens: int
     token_ids: Sequence[int]
 
 
@@ -173,7 +172,7 @@ class MissingBlocks:
     """
 
     subject: Subject
-    base_model: str
+    space: HashSpace
     cache_salt: str
     first_hash: BlockHash
     engine: str
@@ -199,23 +198,25 @@ def cause_of_blocks(missing: MissingBlocks) -> str:
 def _cause_of_root(missing: MissingBlocks, root: StoredRoot) -> str:
     """What this beginning has to do with the prompt; "" when it is another prompt's."""
     subject = missing.subject
-    if _first_hash(missing, root, root.token_ids) == missing.first_hash:
+    if _first_hash(missing, root.token_ids) == missing.first_hash:
         if root.adapter != subject.adapter:
             return _cause_of_adapter(subject.adapter, root.adapter, missing.engine)
         return f"blocks of salted prompts come without their salt: {missing.engine} does not tell it"
-    if _first_hash(missing, root, root.token_ids[1:]) == missing.first_hash:
+    if _first_hash(missing, root.token_ids[1:]) == missing.first_hash:
         return f"the worker's prompt starts with token {root.token_ids[0]}, ours does not"
     return ""
 
 
-def _first_hash(missing: MissingBlocks, root: StoredRoot, token_ids: Sequence[int]) -> BlockHash | None:
+def _first_hash(missing: MissingBlocks, token_ids: Sequence[int]) -> BlockHash | None:
     """The hash that these tokens would have in a prompt of the subject; None when they fill no block."""
-    seed = root_seed(missing.base_model, adapter=missing.subject.adapter, cache_salt=missing.cache_salt)
+    space, hashing = missing.space, HASHINGS[missing.space.hashing]
+    root = hashing.root(space.base_model, adapter=missing.subject.adapter, cache_salt=missing.cache_salt)
+    block_bytes, lookahead_bytes = space.block_tokens * TOKEN_BYTES, space.lookahead_tokens * TOKEN_BYTES
     try:
-        packed = pack_tokens(token_ids[: root.block_tokens])
+        packed = pack_tokens(token_ids[: space.block_tokens + space.lookahead_tokens])
     except (OverflowError, TypeError):
         return None
-    return next(iter(chain_block_hashes(packed, root.block_tokens * TOKEN_BYTES, seed)), None)
+    return next(iter(hashing.chain(packed, block_bytes, root, None, (), lookahead_bytes)), None)
 
 
 def _cause_of_adapter(adapter: str, told: str, engine: str) -> str:

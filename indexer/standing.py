@@ -90,5 +90,5 @@ class Standing:
         if self.learnt:
             self.learnt.discard(hashes)
         if self._roots is not None and event.parent_hash is None:
-            beginning = tuple(event.token_ids[: event.block_tokens + 1])
-            self._roots.append(StoredRoot(event.adapter, event.cache_salt, event.block_tokens, beginning))
+            beginning = tuple(event.token_ids[: event.block_tokens + event.lookahead_tokens + 1])
+            self._roots.append(StoredRoot(event.adapter, event.cache_salt, beginning))

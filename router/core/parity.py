@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from indexer.blocks import BlockHash
+from indexer.blocks import BlockHash, HashSpace
 from indexer.feed import KvFeed
 from indexer.limits import PARITY_SUBJECTS
 from indexer.parity import (
@@ -68,7 +68,7 @@ class _Watch:
     """One worker. `due_at`: by subject, when to follow a prompt again."""
 
     worker: Worker
-    block_tokens: int
+    space: HashSpace
     state: ParityState = field(default_factory=ParityState)
     followed: _Followed | None = None
     due_at: dict[Subject, float] = field(default_factory=dict)
@@ -84,8 +84,8 @@ class ParityChecks:
         self._open: set[Slot] = set()
         """Workers of which a prompt is followed, or that are disbelieved."""
 
-    def add(self, slot: Slot, worker: Worker, block_tokens: int) -> None:
-        self._watches[slot] = _Watch(worker, block_tokens)
+    def add(self, slot: Slot, worker: Worker, space: HashSpace) -> None:
+        self._watches[slot] = _Watch(worker, space)
 
     def remove(self, slot: Slot) -> None:
         self._watches.pop(slot, None)
@@ -94,10 +94,10 @@ class ParityChecks:
     def state(self, slot: Slot) -> ParityState:
         return self._watches[slot].state
 
-    def moved(self, slot: Slot, block_tokens: int) -> None:
+    def moved(self, slot: Slot, space: HashSpace) -> None:
         """Prompts are cut otherwise for it from now on."""
         watch = self._watches[slot]
-        watch.block_tokens = block_tokens
+        watch.space = space
         self._stop_following(slot, watch)
 
     def restarted(self, slot: Slot) -> None:
@@ -143,7 +143,7 @@ class ParityChecks:
             or (cached_tokens > expected and self._feed.missing_history(slot))
         ):
             outcome = Outcome.SKIPPED
-        elif expected - cached_tokens == watch.block_tokens:
+        elif expected - cached_tokens == watch.space.block_tokens:
             # Under EAGLE vLLM computes the last block that it finds anew.
             outcome, note = Outcome.SKIPPED, "one block less than expected, as with speculative decoding"
         else:
@@ -226,7 +226,7 @@ class ParityChecks:
 
     def _num_held(self, watch: _Watch, followed: _Followed) -> int:
         """Blocks that the worker had before, by its events or by its engine's word."""
-        reported_blocks = (followed.reported_tokens or 0) // watch.block_tokens
+        reported_blocks = (followed.reported_tokens or 0) // watch.space.block_tokens
         return max(followed.booking.expectation.exact_blocks, reported_blocks)
 
     def _why_unclear(self, slot: Slot, watch: _Watch, followed: _Followed, stats: FeedStats) -> str:
@@ -250,7 +250,7 @@ class ParityChecks:
         expectation, worker, before = followed.booking.expectation, watch.worker, followed.before
         return MissingBlocks(
             subject=expectation.subject,
-            base_model=worker.base_model,
+            space=watch.space,
             cache_salt=followed.cache_salt,
             first_hash=expectation.chain[0],
             engine=f"{worker.engine} {worker.version}".rstrip(),

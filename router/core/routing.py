@@ -88,7 +88,7 @@ class RoutingCore:
         for entry in new:
             self._beliefs.add(entry.slot, entry.worker)
             self._loads.add_worker(entry.slot)
-            self._parity.add(entry.slot, entry.worker, entry.space.block_tokens)
+            self._parity.add(entry.slot, entry.worker, entry.space)
         self._planner.keep_ratios_of({worker.base_model for worker in workers})
         return changes
 
@@ -116,7 +116,7 @@ class RoutingCore:
         self._beliefs.expect(entry.slot, layout)
         self._loads.recut(entry.slot, former.block_tokens, space.block_tokens)
         self._workers.move(entry, space)
-        self._parity.moved(entry.slot, space.block_tokens)
+        self._parity.moved(entry.slot, space)
         return former
 
     def set_draining(self, worker_id: WorkerId, draining: bool, *, now: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens, root_seed
+from indexer.blocks import HASHINGS, TOKEN_BYTES, HashSpace, chain_block_hashes, pack_tokens, root_seed
 from indexer.limits import DISAGREEMENTS_TO_LOWER, PARITY_SUBJECTS
 from indexer.parity import (
     Check,
@@ -28,13 +28,13 @@ def first_hash(token_ids, **namespace) -> int:
 
 
 def root(token_ids, adapter="", cache_salt="") -> StoredRoot:
-    return StoredRoot(adapter, cache_salt, BLOCK, tuple(token_ids[: BLOCK + 1]))
+    return StoredRoot(adapter, cache_salt, tuple(token_ids[: BLOCK + 2]))
 
 
 def missing(subject=BASE, *, salt="", **fields) -> MissingBlocks:
     values = {
         "subject": subject,
-        "base_model": "m",
+        "space": HashSpace("m", BLOCK),
         "cache_salt": salt,
         "first_hash": first_hash(PROMPT, adapter=subject.adapter, cache_salt=salt),
         "engine": "vllm 0.9.2",
@@ -94,6 +94,16 @@ def missing(subject=BASE, *, salt="", **fields) -> MissingBlocks:
 )
 def test_the_cause_of_missing_blocks(what: MissingBlocks, cause: str) -> None:
     assert cause_of_blocks(what) == cause
+
+
+@pytest.mark.parametrize("space", [HashSpace("m", BLOCK, 1), HashSpace("m", BLOCK, 0, "dynamo")])
+def test_causes_are_found_in_every_hash_space(space: HashSpace) -> None:
+    hashing = HASHINGS[space.hashing]
+    root_of = hashing.root("m")
+    lookahead_bytes = space.lookahead_tokens * TOKEN_BYTES
+    hashes = hashing.chain(pack_tokens(PROMPT), BLOCK * TOKEN_BYTES, root_of, None, (), lookahead_bytes)
+    what = missing(space=space, first_hash=hashes[0], roots=[root([1, *PROMPT])])
+    assert cause_of_blocks(what) == "the worker's prompt starts with token 1, ours does not"
 
 
 def test_the_cause_of_cached_tokens_that_differ() -> None:
