@@ -55,6 +55,10 @@ class Agreement:
             task.add_done_callback(lambda _: self._asking.pop(base_model))
         return not targets if verdict is None else verdict
 
+    def is_relied_on(self, base_model: str) -> bool:
+        """Whether a worker has agreed."""
+        return self._verdicts.get(base_model, False)
+
     async def _ask(self, resolution: Resolution, target: TokenizeTarget) -> None:
         """Leaves no verdict when no answer comes: the next request asks again."""
         try:

@@ -47,5 +47,7 @@ class AutoTokens:
         return await source.prompt(parsed, endpoint, resolution)
 
     def tokens_of_probe(self, model: str, protocol: Protocol = Protocol.CHAT) -> Sequence[int] | None:
-        """See `router.tokens.probe.ProbeTokens`."""
+        """See `router.tokens.probe.ProbeTokens`. None while prompts have the workers' own tokens."""
+        if not self._agreement.is_relied_on(model):
+            return None
         return self._local.tokens_of_probe(model, protocol)

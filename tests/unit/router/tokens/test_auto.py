@@ -78,6 +78,7 @@ async def test_local_tokens_serve_once_the_worker_has_agreed(make_source, worker
     await eventually(lambda: not source._agreement._asking)
     assert await ask(source, worker) == (Unit.TOKENS, 0)
     assert len(worker.requests) == 3, "compared once"
+    assert source.tokens_of_probe("m"), "whose tokens are used are worth comparing"
     assert not caplog.messages
 
 
@@ -91,6 +92,7 @@ async def test_where_tokens_differ_the_worker_is_asked_and_it_is_said_once(make_
     (message,) = caplog.messages
     assert message.startswith("m: tokens made here differ from those of worker w: the texts differ")
     assert message.endswith("; workers are asked for them instead")
+    assert source.tokens_of_probe("m") is None, "nobody uses them"
 
 
 @pytest.mark.parametrize("has_tokenizer", [True])
@@ -128,4 +130,4 @@ async def test_what_local_refuses_the_engine_is_asked_for(make_source, host):
 async def test_it_offers_probes_where_local_does(has_tokenizer, make_source):
     source = make_source("auto", StubHost())
     assert isinstance(source, ProbeTokens)
-    assert bool(source.tokens_of_probe("m")) == has_tokenizer
+    assert source.tokens_of_probe("m") is None, "no worker has agreed yet"
