@@ -127,7 +127,7 @@ async def test_what_local_refuses_the_engine_is_asked_for(make_source, host):
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
-async def test_it_offers_probes_where_local_does(has_tokenizer, make_source):
+async def test_it_offers_no_probes_before_a_worker_has_agreed(has_tokenizer, make_source):
     source = make_source("auto", StubHost())
     assert isinstance(source, ProbeTokens)
     assert source.tokens_of_probe("m") is None, "no worker has agreed yet"
