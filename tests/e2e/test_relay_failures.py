@@ -245,7 +245,7 @@ async def test_bursts_while_the_worker_closes_idle_connections_see_no_error() ->
         for burst in range(4):
             await asyncio.gather(*(client(running, 25 * burst + n) for n in range(25)))
             await eventually(lambda: worker.num_open == 0, what="the worker has closed them all")
-        assert num_closed > 100
+        assert num_closed > 50  # at the end of each burst alone nearly 25
         assert running.counted("kvgate_retries_total") == running.counted("kvgate_errors_total") == 0
 
 
