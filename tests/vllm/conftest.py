@@ -38,6 +38,8 @@ class VllmInstance:
     log: Path
     num_ranks: int = 1
     """Data-parallel ranks; rank r publishes `r` ports further."""
+    flags: tuple[str, ...] = ()
+    """More of `vllm serve`."""
     process: asyncio.subprocess.Process | None = None
 
     @property
@@ -63,7 +65,7 @@ class VllmInstance:
                 "--enable-prefix-caching", "--enable-prompt-tokens-details",
                 "--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(NUM_BLOCKS),
                 "--max-num-batched-tokens", "256", "--kv-events-config", events,
-                "--data-parallel-size", str(self.num_ranks),
+                "--data-parallel-size", str(self.num_ranks), *self.flags,
                 env={
                     **os.environ,
                     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -129,13 +131,13 @@ def vllm_environment() -> Path:
     return environment
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines(
-    vllm_environment: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[list[VllmInstance]]:
-    logs = tmp_path_factory.mktemp("vllm")
+@contextlib.asynccontextmanager
+async def two_engines(environment: Path, logs: Path, *flags: str) -> AsyncIterator[list[VllmInstance]]:
+    """Instances that are up; `flags` are more of `vllm serve`."""
     instances = [
-        VllmInstance(i, free_port(), free_port(), free_port(), vllm_environment, logs / f"vllm-{i}.log")
+        VllmInstance(
+            i, free_port(), free_port(), free_port(), environment, logs / f"vllm-{i}.log", flags=flags
+        )
         for i in range(2)
     ]
     try:
@@ -149,11 +151,12 @@ async def engines(
             await instance.kill()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def gateway(
-    engines: list[VllmInstance], tmp_path_factory: pytest.TempPathFactory
+@contextlib.asynccontextmanager
+async def gateway_before(
+    engines: list[VllmInstance], directory: Path, *flags: str
 ) -> AsyncIterator[GatewayProcess]:
-    config = tmp_path_factory.mktemp("gateway") / "kvgate.yaml"
+    """A gateway whose index of these engines is exact; `flags` are more of `kvgate serve`."""
+    config = directory / "kvgate.yaml"
     config.write_text(
         "workers:\n"
         + "".join(
@@ -164,10 +167,26 @@ async def gateway(
             for engine in engines
         )
     )
-    async with running_gateway("--config", str(config), "--load-monitor-interval", "0.5") as process:
+    async with running_gateway("--config", str(config), "--load-monitor-interval", "0.5", *flags) as process:
         await process.workers(
             until=lambda rows: all((row["trust"] or {}).get("level") == "exact" for row in rows)
         )
+        yield process
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engines(
+    vllm_environment: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[list[VllmInstance]]:
+    async with two_engines(vllm_environment, tmp_path_factory.mktemp("vllm")) as instances:
+        yield instances
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def gateway(
+    engines: list[VllmInstance], tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[GatewayProcess]:
+    async with gateway_before(engines, tmp_path_factory.mktemp("gateway")) as process:
         yield process
 
 
