@@ -78,6 +78,10 @@ docker: ## build the image kvgate:latest
 bench-streams: setup ## 10,000 streams at once, or as many as descriptors allow (a minute and a half)
 	@$(BIN)/python -m tests.bench.streams $(ARGS)
 
+.PHONY: soak
+soak: setup ## KV events at twice the memory of the index for two minutes (ARGS="--minutes 10 --seed 1")
+	@$(BIN)/python -m tests.soak $(ARGS)
+
 .PHONY: fuzz
 fuzz: setup ## clients and workers that send anything, for two minutes (ARGS="--minutes 10 --seed 1")
 	@$(BIN)/python -m tests.fuzz $(ARGS)

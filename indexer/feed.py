@@ -6,17 +6,21 @@ worker whose trust is EXACT contributes to overlap.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from indexer.adapters import ADAPTERS
 from indexer.blocks import HASHINGS, BlockHash, Layout
+from indexer.budget import MemoryBudget
 from indexer.events import Tier
-from indexer.limits import SWEEP_BLOCKS
+from indexer.keys import Garbage
+from indexer.limits import EVICTION_BLOCKS, INDEX_BYTES, INDEX_SHARDS, SWEEP_BLOCKS
 from indexer.parity import StoredRoot
 from indexer.publisher import FeedStats, Publisher
 from indexer.radix import OverlapScores, RadixIndex, Slot
 from indexer.sequencer import Step
+from indexer.snapshot import PublisherSnapshot, SnapshotWriter
 from indexer.trust import Sign, Trust, judge
 
 __all__ = ["FeedStats", "KvFeed", "RequestReplay"]
@@ -37,17 +41,20 @@ class RequestReplay:
 class KvFeed:
     """The exact index and what feeds it. `index` is the device tier."""
 
-    def __init__(self, hashing: str = "kvgate") -> None:
-        """`hashing`: a row of HASHINGS, which prompts must be hashed by too."""
+    def __init__(self, hashing: str = "kvgate", max_bytes: int = INDEX_BYTES) -> None:
+        """`hashing`: a row of HASHINGS, which prompts must be hashed by too. `max_bytes`: of index and engine
+        hashes; what does not fit is forgotten, as `budget` says."""
         self._hashing = HASHINGS[hashing]
         self._indexes = {tier: RadixIndex() for tier in Tier}
         self.index = self._indexes[Tier.DEVICE]
         self._group_indexes = {tier: RadixIndex() for tier in Tier}
+        self.budget = MemoryBudget(max_bytes, (*self._indexes.values(), *self._group_indexes.values()))
         self._publishers: dict[Slot, Publisher] = {}
+        self._compact_at = 0
         self._exact_slots = 0
         self._hybrid_slots = 0
         self._learnt_slots = 0
-        self._garbage: list[dict[int, BlockHash]] = []
+        self._garbage: list[Garbage] = []
 
     def add_publisher(
         self,
@@ -71,12 +78,14 @@ class KvFeed:
             slot,
             self._indexes,
             self._group_indexes,
+            engine,
             ADAPTERS[engine],
             base_model=base_model,
             hashing=self._hashing,
             expected=None if block_tokens is None else Layout(block_tokens, lookahead_tokens),
             can_replay=can_replay,
             dp_rank=dp_rank,
+            tally=self.budget.tally,
         )
 
     def layout(self, slot: Slot) -> Layout | None:
@@ -220,10 +229,54 @@ class KvFeed:
         publisher = self._publishers.get(slot)
         return publisher.current_stats() if publisher else FeedStats()
 
+    def snapshot(self, names: Mapping[Slot, str]) -> Iterator[bytes]:
+        """What the publishers hold, under these names, in pieces. Messages may be taken in between two of
+        them: each publisher is copied in one step (50 ms a million blocks) and written later."""
+        writer = SnapshotWriter()
+        yield writer.begin()
+        for slot, name in names.items():
+            publisher = self._publishers.get(slot)
+            for section in (publisher and publisher.snapshot(name)) or ():
+                yield writer.section(section)
+        yield writer.end()
+
+    def restore(self, slot: Slot, snapshot: PublisherSnapshot) -> Iterator[None]:
+        """Begin with what a snapshot knows of this worker, in pieces of about 2 ms; see Publisher.restore.
+
+        When it is not carried to its end, nothing of it is kept.
+        """
+        publisher = self._publishers[slot]
+        try:
+            for _ in publisher.restore(snapshot):
+                self._finish_step(slot, [])
+                yield
+        finally:
+            if self._publishers.get(slot) is publisher:
+                if publisher.sequencer.position is None:
+                    publisher.forget()
+                self._finish_step(slot, [])
+
+    def dump(self, names: Mapping[Slot, str]) -> Iterator[list[tuple[Tier, BlockHash, list[str]]]]:
+        """Every block with the names of those who claim it, whatever their trust, in pieces of a 256th of the
+        index: by tier, then in an order of hashes that depends on nothing else."""
+        for tier, index in self._indexes.items():
+            for shard in range(INDEX_SHARDS):
+                claims = (
+                    (tier, block_hash, sorted(names[slot] for slot in slots if slot in names))
+                    for block_hash, slots in index.holders(shard)
+                )
+                yield [claim for claim in claims if claim[2]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory in use, by the most that entries come to."""
+        return self.budget.num_bytes
+
     def sweep(self) -> bool:
         """Give back memory of what was forgotten, one slice of about 1 ms; True when nothing is left."""
+        self._compact()
         if self._garbage:
-            self._garbage.pop()
+            self.budget.let_go(self._garbage.pop())
             return False
         indexes = (*self._indexes.values(), *self._group_indexes.values())
         unswept = [index for index in indexes if not index.sweep(SWEEP_BLOCKS)]
@@ -237,6 +290,9 @@ class KvFeed:
         """Assert every invariant; O(size)."""
         for index in (*self._indexes.values(), *self._group_indexes.values()):
             index.check()
+        maps = [key_map for publisher in self._publishers.values() for key_map in publisher.maps]
+        num_keys = sum(map(len, maps)) + sum(len(garbage.names) for garbage in self._garbage)
+        assert self.budget.tally.num_keys == num_keys, "every engine hash is counted, garbage included"
         for slot, publisher in self._publishers.items():
             publisher.check()
             assert bool(self._exact_slots >> slot & 1) == publisher.is_exact, "only exact workers contribute"
@@ -249,6 +305,27 @@ class KvFeed:
     def _carry_out(self, slot: Slot, steps: list[Step]) -> list[RequestReplay]:
         return self._finish_step(slot, self._publishers[slot].carry_out(steps))
 
+    def _compact(self) -> None:
+        """One shard of each index, and one of each map of the next publisher."""
+        for index in (*self._indexes.values(), *self._group_indexes.values()):
+            index.compact()
+        if self._publishers:
+            self._compact_at = (self._compact_at + 1) % len(self._publishers)
+            for key_map in next(islice(self._publishers.values(), self._compact_at, None)).maps:
+                key_map.compact()
+
+    def _make_room(self) -> None:
+        """What waits to be swept goes first, then the least useful blocks of the largest share."""
+        while excess := self.budget.excess_blocks:
+            if not self.sweep():
+                continue
+            shares = ((key_map, payer) for payer in self._publishers.values() for key_map in payer.maps)
+            largest, payer = max(shares, key=lambda share: len(share[0]))
+            num_dropped = largest.drop_oldest(min(excess, EVICTION_BLOCKS))
+            payer.stats.num_blocks_dropped += num_dropped
+            if not num_dropped:
+                return
+
     def _finish_step(self, slot: Slot, replays_from: list[int]) -> list[RequestReplay]:
         publisher = self._publishers[slot]
         if publisher.is_exact != bool(self._exact_slots >> slot & 1):
@@ -258,4 +335,6 @@ class KvFeed:
         if publisher.garbage:
             self._garbage += publisher.garbage
             publisher.garbage = []
+        if self.budget.excess_blocks:
+            self._make_room()
         return [RequestReplay(slot, from_sequence) for from_sequence in replays_from]

@@ -25,9 +25,10 @@ from math import lcm
 
 from indexer.blocks import BlockHash
 from indexer.events import BlockRemoved, BlockStored, GroupKind, Tier
-from indexer.keys import Key, KeyMap
+from indexer.keys import Garbage, KeyMap
 from indexer.limits import GROUPS
 from indexer.radix import RadixIndex, Slot
+from indexer.runs import Key, Tally
 
 _TIERS = tuple(Tier)
 """From the nearest to the furthest."""
@@ -85,17 +86,20 @@ class Need:
 class Group:
     """One group of one worker, by tier. `lane` is its slot in the indexes of groups."""
 
-    def __init__(self, lane: Slot, event: BlockStored, indexes: Mapping[Tier, RadixIndex]) -> None:
+    def __init__(
+        self, lane: Slot, event: BlockStored, indexes: Mapping[Tier, RadixIndex], tally: Tally
+    ) -> None:
         self.event = event
         """One of its events, which says what kind of group it is."""
         self._lane = lane
         self._indexes = indexes
+        self._tally = tally
         self.maps: dict[Tier, KeyMap] = {}
 
     def map_of(self, tier: Tier) -> KeyMap:
         """Its blocks in a tier."""
         if tier not in self.maps:
-            self.maps[tier] = KeyMap(self._indexes[tier], self._lane)
+            self.maps[tier] = KeyMap(self._indexes[tier], self._lane, self._tally)
         return self.maps[tier]
 
     def holds(self, block_hash: BlockHash, tiers: Collection[Tier]) -> bool:
@@ -116,39 +120,42 @@ class Groups:
         main_maps: Mapping[Tier, KeyMap],
         main_indexes: Mapping[Tier, RadixIndex],
         indexes: Mapping[Tier, RadixIndex],
+        tally: Tally,
     ) -> None:
         self._slot = slot
+        self._tally = tally
         self._main_maps = main_maps
         self._main_indexes = main_indexes
         self._indexes = indexes
-        self._main: int | None = None
+        self.main: int | None = None
+        """The main group, as the engine numbers it; None before it was heard of."""
         self.others: dict[int, Group] = {}
         """Besides the main one, as the engine numbers them."""
 
     def is_main(self, number: int) -> bool:
         """Whether the engine calls the main group so."""
-        return number == self._main
+        return number == self.main
 
     def map_for(self, event: BlockStored) -> KeyMap | None:
         """Where the event's blocks are held; None for a group of which too little is known."""
-        if event.group == self._main or self._becomes_main(event):
+        if event.group == self.main or self._becomes_main(event):
             return self._main_maps[event.tier]
         group = self._learn(event)
         return group.map_of(event.tier) if group else None
 
     def map_for_removal(self, event: BlockRemoved) -> KeyMap | None:
         """The same; None for a group that holds nothing."""
-        if event.group == self._main:
+        if event.group == self.main:
             return self._main_maps[event.tier]
         group = self.others.get(event.group)
         return group.map_of(event.tier) if group else None
 
     def _becomes_main(self, event: BlockStored) -> bool:
-        if self._main is not None or event.kind in (GroupKind.WINDOW, GroupKind.STATE):
+        if self.main is not None or event.kind in (GroupKind.WINDOW, GroupKind.STATE):
             return False
         if event.kind is GroupKind.UNTOLD and not event.token_ids:
             return False  # blocks of any group, named by an offloading tier
-        self._main = event.group
+        self.main = event.group
         return True
 
     def maps(self) -> Iterator[KeyMap]:
@@ -162,7 +169,7 @@ class Groups:
         if group is None and event.kind is not GroupKind.UNTOLD and len(self.others) < GROUPS:
             described = replace(event, block_hashes=(), token_ids=(), extra=())
             lane = self._slot * GROUPS + len(self.others)
-            group = self.others[event.group] = Group(lane, described, self._indexes)
+            group = self.others[event.group] = Group(lane, described, self._indexes, self._tally)
         return group
 
     def block_hash(self, key: Key) -> BlockHash | None:
@@ -195,7 +202,7 @@ class Groups:
 
     def _main_run(self, hashes: Sequence[BlockHash], tiers: Collection[Tier]) -> int:
         """Leading blocks that the main group holds; all, in a model without such a group."""
-        if self._main is None:
+        if self.main is None:
             return len(hashes)
         indexes = [self._main_indexes[tier] for tier in tiers]
         for position, block_hash in enumerate(hashes):
@@ -203,11 +210,11 @@ class Groups:
                 return position
         return len(hashes)
 
-    def clear(self) -> list[dict[Key, BlockHash]]:
+    def clear(self) -> list[Garbage]:
         """Forget the groups and what those besides the main one hold; returns that, as KeyMap.clear does."""
         garbage = [shard for key_map in self.maps() for shard in key_map.clear()]
         self.others = {}
-        self._main = None
+        self.main = None
         return garbage
 
     def check(self) -> None:

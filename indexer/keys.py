@@ -9,24 +9,20 @@ worker goes with its map.
 vLLM does not merge equal blocks: it stores a block again when it computed it again, and removes it once per
 copy. Copies beyond the first are counted in a map of exceptions. SGLang's trees hold a block once.
 
-Memory of a block of one worker, index included: two dict entries of 27 to 54 bytes (as the dicts fill) and
-two integers of 32. Measured: 139 to 162 bytes for blocks that one worker holds, 107 to 121 for those of
-eight.
+Memory of a block of one worker, index included: two dict entries of 27 to 54 bytes (as the dicts fill), two
+integers of 32, and what `runs` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from indexer.blocks import HASH_BITS, HASH_MASK, BlockHash
+from indexer.blocks import HASH_MASK, BlockHash
 from indexer.events import EngineHash
 from indexer.limits import KEY_SHARDS
-from indexer.radix import RadixIndex, Slot
-
-Key = int
-"""An engine hash, reduced."""
-
-_SHARD_SHIFT = HASH_BITS - (KEY_SHARDS - 1).bit_length()
+from indexer.radix import RadixIndex, Slot, compacted
+from indexer.runs import KEY_SHARD_SHIFT, Key, Runs, Tally
 
 
 def key_of(engine_hash: EngineHash) -> Key:
@@ -36,56 +32,146 @@ def key_of(engine_hash: EngineHash) -> Key:
     return int.from_bytes(engine_hash[-8:], "big") & HASH_MASK
 
 
-class KeyMap:
-    """The blocks of one slot in one index."""
+class Garbage(NamedTuple):
+    """A shard of what was forgotten: to let go of it gives its memory back, in about 2 ms at the most."""
 
-    def __init__(self, index: RadixIndex, slot: Slot, *, keeps_copies: bool = True) -> None:
+    names: dict[Key, BlockHash]
+    runs: dict[Key, list[int | None]]
+    branches: dict[Key, int]
+
+
+class KeyMapCopy(NamedTuple):
+    """What a key map held at one moment."""
+
+    names: list[dict[Key, BlockHash]]
+    runs: list[list[int | None]]
+    copies: dict[Key, int]
+
+    def ordered(self) -> Iterator[tuple[Key | None, list[Key], list[BlockHash]]]:
+        """Each block once, in runs: the block before, keys, hashes. Uses the copy up."""
+        for parent, *listed in self.runs:
+            keys: list[Key] = []
+            hashes: list[BlockHash] = []
+            for key in listed:
+                assert key is not None
+                if (block_hash := self.names[key >> KEY_SHARD_SHIFT].pop(key, None)) is not None:
+                    keys.append(key)
+                    hashes.append(block_hash)
+            if keys:
+                yield parent, keys, hashes
+
+
+class KeyMap:
+    """The blocks of one slot in one index. What it holds is counted in `tally` too."""
+
+    def __init__(
+        self, index: RadixIndex, slot: Slot, tally: Tally | None = None, *, keeps_copies: bool = True
+    ) -> None:
         self._index = index
         self._slot = slot
         self._keeps_copies = keeps_copies
+        self._tally = Tally() if tally is None else tally
+        self._num_keys = 0
+        self._compact_at = 0
         self._shards: list[dict[Key, BlockHash]] = [{} for _ in range(KEY_SHARDS)]
         self._copies: dict[Key, int] = {}  # beyond the first
+        self._runs = Runs(self.holds, self._tally)
 
     def block_hash(self, key: Key) -> BlockHash | None:
         """Our hash of the block that the engine calls `key`; None when it is not held."""
-        return self._shards[key >> _SHARD_SHIFT].get(key)
+        return self._shards[key >> KEY_SHARD_SHIFT].get(key)
 
-    def store(self, keys: Iterable[Key], hashes: Sequence[BlockHash]) -> int:
-        """A copy of each block became resident; returns how many were not held before."""
+    def holds(self, key: Key) -> bool:
+        return key in self._shards[key >> KEY_SHARD_SHIFT]
+
+    def store(self, keys: Sequence[Key], hashes: Sequence[BlockHash], parent: Key | None = None) -> int:
+        """A copy of each block became resident, the first behind `parent`, the others behind each other;
+        returns how many were not held before."""
         shards = self._shards
         renamed: list[BlockHash] = []
+        repeated: list[Key] = []
         for key, block_hash in zip(keys, hashes, strict=True):
-            shard = shards[key >> _SHARD_SHIFT]
+            shard = shards[key >> KEY_SHARD_SHIFT]
             if key not in shard:
                 shard[key] = block_hash
-            elif shard[key] == block_hash:
+                continue
+            repeated.append(key)
+            if shard[key] == block_hash:
                 self._add_copy(key, block_hash)
             else:
                 renamed.append(self._rename(shard, key, block_hash))
+        self._chain(keys, repeated, parent)
         num_new = self._index.store(self._slot, hashes)
         return num_new - self._index.truncate(self._slot, renamed)
 
     def remove(self, key: Key) -> bool:
         """One copy of the block is gone; True when it was the last and the worker no longer holds it."""
-        shard = self._shards[key >> _SHARD_SHIFT]
+        shard = self._shards[key >> KEY_SHARD_SHIFT]
         block_hash = shard.get(key)
         if block_hash is None or self._drop_copy(key):
             return False
         del shard[key]
+        self._runs.discard(key)
+        self._count_keys(-1)
         return self._index.remove(self._slot, block_hash)
 
-    def clear(self) -> list[dict[Key, BlockHash]]:
-        """Forget everything; returns what was held, for its memory to be given back in slices."""
+    def drop_oldest(self, max_blocks: int) -> int:
+        """Give up some ends of what was stored longest ago; returns how many blocks went."""
+        num_dropped = self._runs.drop_oldest(max_blocks, self._drop)
+        self._count_keys(-num_dropped)
+        return num_dropped
+
+    def _drop(self, key: Key) -> None:
+        self._forget_copies(key)
+        self._index.remove(self._slot, self._shards[key >> KEY_SHARD_SHIFT].pop(key))
+
+    def copied(self) -> KeyMapCopy:
+        """What it holds now, for a snapshot: about 50 ms a million blocks; after an engine has reported less
+        than was claimed 200 ms, since names without a claim are left out."""
+        names = [dict(shard) for shard in self._shards]
+        if self._num_keys != self._index.num_blocks(self._slot):
+            holds = self._index.holds
+            names = [
+                {key: block for key, block in shard.items() if holds(self._slot, block)} for shard in names
+            ]
+        return KeyMapCopy(names, self._runs.copied(), dict(self._copies))
+
+    def restore(self, keys: Sequence[Key], hashes: Sequence[BlockHash], parent: Key | None) -> None:
+        """As `store`, but blocks that are held already get no copy."""
+        fresh = [position for position, key in enumerate(keys) if not self.holds(key)]
+        self.store([keys[position] for position in fresh], [hashes[position] for position in fresh], parent)
+
+    def restore_copies(self, key: Key, copies: int) -> None:
+        """So many beyond the first."""
+        if self.holds(key) and copies > 0 and key not in self._copies:
+            self._copies[key] = copies
+            self._tally.num_copies += 1
+
+    def compact(self) -> None:
+        """Look at the next shard, as RadixIndex.compact."""
+        number = self._compact_at
+        self._compact_at = (number + 1) % KEY_SHARDS
+        self._shards[number] = compacted(self._shards[number])
+
+    def clear(self) -> list[Garbage]:
+        """Forget everything; returns what was held, for its memory to be given back in slices. Until then
+        the tally has it."""
         shards, self._shards = self._shards, [{} for _ in range(KEY_SHARDS)]
+        self._tally.num_copies -= len(self._copies)
         self._copies = {}
+        self._num_keys = 0
         self._index.drop_slot(self._slot)
-        return [shard for shard in shards if shard]
+        runs = self._runs.clear()
+        shards.append({})
+        return [Garbage(names, *rest) for names, rest in zip(shards, runs, strict=True) if names or rest[0]]
 
     def __len__(self) -> int:
-        return sum(map(len, self._shards))
+        return self._num_keys
 
     def check(self) -> None:
         """Assert every invariant; O(size)."""
+        assert self._num_keys == sum(map(len, self._shards)), "every name is counted"
+        self._runs.check()
         for key, copies in self._copies.items():
             assert copies > 0, "copies are counted beyond the first"
             assert self.block_hash(key) is not None, "copies are of blocks that are held"
@@ -94,20 +180,37 @@ class KeyMap:
             "what the index claims is held under some name"
         )
         for number, shard in enumerate(self._shards):
-            assert all(key >> _SHARD_SHIFT == number for key in shard), "a key is in its shard"
+            assert all(key >> KEY_SHARD_SHIFT == number for key in shard), "a key is in its shard"
+
+    def _count_keys(self, change: int) -> None:
+        self._num_keys += change
+        self._tally.num_keys += change
+
+    def _chain(self, keys: Sequence[Key], repeated: Sequence[Key], parent: Key | None) -> None:
+        """Note what is new of these blocks, and what it goes on from."""
+        if repeated:
+            keys, all_keys = _without(keys, repeated), keys
+            if keys and (position := all_keys.index(keys[0])):
+                parent = all_keys[position - 1]
+        if keys:
+            self._runs.add(parent, keys)
+            self._count_keys(len(keys))
 
     def _add_copy(self, key: Key, block_hash: BlockHash) -> None:
         if not self._keeps_copies:
             return
-        if self._index.holds(self._slot, block_hash):
-            self._copies[key] = self._copies.get(key, 0) + 1
-        else:  # the engine reported less than we claimed, so the copies counted so far were none
-            self._copies.pop(key, None)
+        if not self._index.holds(self._slot, block_hash):
+            self._forget_copies(key)  # the engine reported less than we claimed: those counted were none
+        elif key in self._copies:
+            self._copies[key] += 1
+        else:
+            self._copies[key] = 1
+            self._tally.num_copies += 1
 
     def _rename(self, shard: dict[Key, BlockHash], key: Key, block_hash: BlockHash) -> BlockHash:
         """The name means another block now; returns the block that has lost it, which nothing could
         remove."""
-        self._copies.pop(key, None)
+        self._forget_copies(key)
         known, shard[key] = shard[key], block_hash
         return known
 
@@ -116,5 +219,22 @@ class KeyMap:
         if copies > 1:
             self._copies[key] = copies - 1
         elif copies:
-            del self._copies[key]
+            self._forget_copies(key)
         return copies > 0
+
+    def _forget_copies(self, key: Key) -> None:
+        if self._copies.pop(key, None) is not None:
+            self._tally.num_copies -= 1
+
+
+def _without(keys: Sequence[Key], repeated: Sequence[Key]) -> list[Key]:
+    """`repeated` is a part of `keys`, in their order; what is left is without it."""
+    rest = iter(repeated)
+    known = next(rest, None)
+    left = []
+    for key in keys:
+        if key == known:
+            known = next(rest, None)
+        else:
+            left.append(key)
+    return left

@@ -27,6 +27,11 @@ class LayoutWatch:
         self.expected = layout
         self._compare()
 
+    def resume(self, layout: Layout) -> None:
+        """It was known before, from blocks that are held again."""
+        self.known, self._is_mains = layout, True
+        self._compare()
+
     def forget(self) -> None:
         """Another engine process, which may cut otherwise."""
         self.known = None

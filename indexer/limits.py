@@ -9,6 +9,23 @@ of 20 million blocks below 80,000 entries and its growth below 2 ms. A power of 
 KEY_SHARDS = 64
 """The same for one worker's engine hashes: up to 5 million blocks per worker and tier. A power of two."""
 
+LOOSE_ENTRY_BYTES = 72
+"""A dict with more bytes an entry is copied: by growth alone it never has more than 60, while entries that
+come and go leave it at up to 108. The copy takes 30 ns an entry, once for as many changes."""
+
+INDEX_BYTES = 4 << 30
+"""Of exact index and engine hashes, unless configured: some 20 million blocks, of a hundred workers with 3
+million tokens each, and a share that machines which run a gateway for those can spare."""
+
+EVICTION_BLOCKS = 256
+"""Blocks given up in one step when the index is too large: 0.3 ms."""
+
+EVICTION_RUNS = 8
+"""Runs looked at in one step: conversations that are too old end together."""
+
+EVICTION_SHARD_SHARE = 8
+"""Of a shard's runs no more than this share is looked at in one step, else small shards lost their order."""
+
 SWEEP_BLOCKS = 10_000
 """Blocks looked at in one sweep slice: about 1 ms."""
 
@@ -126,3 +143,24 @@ little was on its way. Of an engine that never announces its reset so many messa
 PARITY_SUBJECTS = 64
 """Models and adapters of one worker whose checks are kept apart; the one that was checked least recently
 goes."""
+
+SERVICE_BODY_BYTES = 16 << 20
+"""Of one call to the index server: a million token ids of up to seven digits are 8 MB of JSON."""
+
+SERVICE_WORKERS = 1_024
+"""Workers that one index server follows: each has two sockets, and a descriptor limit of 4,096 is common."""
+
+TICK_SECONDS = 0.05
+"""Between looks at what the index server has to clear away."""
+
+SNAPSHOT_SECTION_BLOCKS = 4_096
+"""Blocks that are written or loaded in one go: 2 ms."""
+
+SNAPSHOT_SECTION_BYTES = 1 << 24
+"""Of one section: no writer of ours makes one beyond 64 bytes for each of its blocks."""
+
+SNAPSHOT_FETCH_BYTES = 2 << 30
+"""Of a peer's snapshot: a hundred million blocks at 20 bytes."""
+
+SNAPSHOT_FETCH_SECONDS = 30.0
+"""How long a peer may take; a start waits no longer for it."""

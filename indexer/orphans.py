@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from indexer.events import BlockStored, Tier
-from indexer.keys import Key, key_of
+from indexer.keys import key_of
 from indexer.limits import (
     ORPHAN_BLOCKS,
     ORPHAN_BYTES,
@@ -22,6 +22,7 @@ from indexer.limits import (
     ORPHAN_MESSAGES,
     ORPHAN_TOKEN_BYTES,
 )
+from indexer.runs import Key
 
 
 @dataclass(slots=True, eq=False)

@@ -7,19 +7,29 @@ is the orphans', the groups of hybrid models besides the main one are the groups
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from indexer.adapters import Adapter, MalformedFrame
 from indexer.blocks import TOKEN_BYTES, BlockHash, BlockHashing, Layout, pack_tokens
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Tier
 from indexer.groups import Groups
-from indexer.keys import Key, KeyMap, key_of
+from indexer.keys import Garbage, KeyMap, key_of
 from indexer.layouts import LayoutWatch
 from indexer.namespaces import Namespaces
 from indexer.orphans import Orphans
 from indexer.radix import RadixIndex, Slot
+from indexer.runs import Key, Tally
 from indexer.sequencer import Apply, Forget, Message, Sequencer, Step
+from indexer.snapshot import (
+    PublisherHeader,
+    PublisherSnapshot,
+    Section,
+    SnapshotError,
+    load_section,
+    map_sections,
+)
 from indexer.standing import Standing
 from indexer.trust import Sign, Trust, TrustLevel, judge
 
@@ -44,6 +54,8 @@ class FeedStats:
     """And how many waited in vain."""
     num_overreports: int = 0
     num_learnt: int = 0
+    num_blocks_dropped: int = 0
+    """Given up to stay within the memory of the index, while the engine may hold them still."""
     ignored: Counter[str] = field(default_factory=Counter)
     num_blocks: int = 0
     """Held on the device now."""
@@ -60,6 +72,7 @@ class Publisher:
         slot: Slot,
         indexes: Mapping[Tier, RadixIndex],
         group_indexes: Mapping[Tier, RadixIndex],
+        engine: str,
         adapter: Adapter,
         *,
         base_model: str,
@@ -67,22 +80,26 @@ class Publisher:
         expected: Layout | None,
         can_replay: bool,
         dp_rank: int | None,
+        tally: Tally,
     ) -> None:
         self.sequencer = Sequencer(can_replay=can_replay)
         self.stats = FeedStats()
-        self.garbage: list[dict[Key, BlockHash]] = []
+        self.garbage: list[Garbage] = []
         """Forgotten entries, for their memory to be given back in slices."""
         self.layouts = LayoutWatch(expected)
         self.orphans = Orphans()
         self.standing = Standing(indexes[Tier.DEVICE], slot)
         self._slot = slot
+        self.engine = engine
+        self.base_model = base_model
         self._decode = adapter.decode
         self._dp_rank = dp_rank
         self._indexes = indexes
         self._maps = {
-            tier: KeyMap(index, slot, keeps_copies=adapter.keeps_copies) for tier, index in indexes.items()
+            tier: KeyMap(index, slot, tally, keeps_copies=adapter.keeps_copies)
+            for tier, index in indexes.items()
         }
-        self.groups = Groups(slot, self._maps, indexes, group_indexes)
+        self.groups = Groups(slot, self._maps, indexes, group_indexes, tally)
         self._hashing = hashing
         self._namespaces = Namespaces(hashing, base_model)
         self._num_batches = 0
@@ -115,6 +132,11 @@ class Publisher:
         self.stats.num_learnt = self.standing.num_learnt
         self.stats.num_learnt_blocks = len(self.standing.learnt)
         return self.stats
+
+    @property
+    def maps(self) -> list[KeyMap]:
+        """What it holds, by tier and group."""
+        return [*self._maps.values(), *self.groups.maps()]
 
     def receive(self, sequence: int, payload: bytes, *, is_replay: bool) -> list[int]:
         """Take in one message; returns the numbers from which a replay must be asked for."""
@@ -198,6 +220,34 @@ class Publisher:
         num_dropped += sum(index.truncate(self._slot, hashes) for index in self._indexes.values())
         self.stats.num_overreports += num_dropped > 0
         return num_dropped
+
+    def snapshot(self, name: str) -> Iterator[Section] | None:
+        """What it holds now, to be written by and by; None while there is nothing that could be verified
+        later."""
+        position, layout = self.sequencer.position, self.layouts.known
+        if position is None or layout is None or self.layouts.mismatch or not self._can_be_told:
+            return None
+        header = PublisherHeader(name, self.engine, self.base_model, *layout, self.groups.main, position)
+        copies = [(tier, key_map.copied()) for tier, key_map in self._maps.items() if len(key_map)]
+        return chain([header], *(map_sections(tier, copy) for tier, copy in copies))
+
+    def restore(self, snapshot: PublisherSnapshot) -> Iterator[None]:
+        """Hold what is in the snapshot, in pieces of about 2 ms; it counts once the engine is verified. To be
+        done before the first contact. Raises SnapshotError for what is not this worker's."""
+        header = snapshot.header
+        if (header.engine, header.base_model) != (self.engine, self.base_model) or not self._can_be_told:
+            raise SnapshotError(f"it is of {header.base_model!r} on {header.engine}, hashed as we do")
+        for section in snapshot.sections():
+            load_section(section, self._maps[section.tier])
+            yield
+        self.layouts.resume(Layout(header.block_tokens, header.lookahead_tokens))
+        self.groups.main = header.group
+        self.sequencer.resume(header.position)
+
+    @property
+    def _can_be_told(self) -> bool:
+        """Not what snapshots have no place for: the groups of hybrid models, and roots for every block."""
+        return not self.groups.others and not self._hashing.needs_root
 
     def check(self) -> None:
         """Assert every invariant; O(size)."""
@@ -303,7 +353,8 @@ class Publisher:
             event.lookahead_tokens * TOKEN_BYTES,
         )
         self.stats.num_blocks_stored += len(hashes)
-        key_map.store(map(key_of, event.block_hashes), hashes)
+        keys = list(map(key_of, event.block_hashes))
+        key_map.store(keys, hashes, None if event.parent_hash is None else key_of(event.parent_hash))
         self._namespaces.claimed(event, parent, hashes)
         if event.tier is Tier.DEVICE and self.groups.is_main(event.group):
             self.standing.stored(event, hashes)
@@ -322,6 +373,8 @@ class Publisher:
 
     def _let_wait(self, needed: Key, event: BlockStored) -> None:
         self.stats.num_orphans += 1
+        if self.stats.num_blocks_dropped:
+            return  # what was given up for want of memory never comes again, and is most likely its parent
         self.orphans.add(needed, event, self._num_batches)
 
     def _adopt_children(self, event: BlockStored) -> None:

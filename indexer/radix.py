@@ -10,16 +10,19 @@ lane is given to anyone else. So forgetting a worker costs nothing at once, and 
 the same moment.
 
 Memory: one dict entry (27 to 54 bytes, as the dict fills), 32 bytes for the hash, nothing for the bitmask of
-a single holder (shared), 32 bytes for one of several holders.
+a single holder (shared), 32 bytes for one of several holders. A dict in which blocks come and go leaves up to
+108 bytes an entry behind its growth; `compact` brings it back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
+from typing import TypeVar
 
 from indexer.blocks import HASH_BITS, BlockHash
-from indexer.limits import INDEX_SHARDS
+from indexer.limits import INDEX_SHARDS, LOOSE_ENTRY_BYTES
 
 Slot = int
 
@@ -52,7 +55,9 @@ class RadixIndex:
         self._bits: dict[Slot, int] = {}
         self._slots: dict[int, Slot] = {}
         self._counts: dict[Slot, int] = {}
+        self._num_blocks = 0
         self._used_bits = 0
+        self._compact_at = 0
         self._retired: dict[int, Slot] = {}
         self._sweeping = 0
         self._sweep_at = 0
@@ -62,18 +67,19 @@ class RadixIndex:
         block."""
         bit = self._bits.get(slot) or self._open_lane(slot)
         shards = self._shards
-        num_new = 0
+        num_first = num_joined = 0
         for block_hash in hashes:
             shard = shards[block_hash >> _SHARD_SHIFT]
             holders = shard.get(block_hash)
             if holders is None:
                 shard[block_hash] = bit
-                num_new += 1
+                num_first += 1
             elif not holders & bit:
                 shard[block_hash] = holders | bit
-                num_new += 1
-        self._counts[slot] += num_new
-        return num_new
+                num_joined += 1
+        self._num_blocks += num_first
+        self._counts[slot] += num_first + num_joined
+        return num_first + num_joined
 
     def remove(self, slot: Slot, block_hash: BlockHash) -> bool:
         """Note that `slot` no longer holds this block; False when it did not."""
@@ -84,6 +90,7 @@ class RadixIndex:
             return False
         if holders == bit:
             del shard[block_hash]
+            self._num_blocks -= 1
         else:
             shard[block_hash] = holders ^ bit
         self._counts[slot] -= 1
@@ -122,13 +129,27 @@ class RadixIndex:
         """How many blocks each candidate holds here that continue its prefix of `depths` blocks elsewhere.
 
         Candidates absent from `depths` start at the prompt's first block; those that add nothing are absent.
+        One walk for all: a candidate joins it where its prefix ends.
         """
-        extensions = {}
-        for slot, count in self._counts.items():
-            if count and candidates >> slot & 1:
-                length = self._run_length(slot, hashes, depths.get(slot, 0))
-                if length:
-                    extensions[slot] = length
+        joining = self._lanes_by_start(candidates, depths, len(hashes))
+        extensions: dict[Slot, int] = {}
+        starts: dict[int, int] = {}
+        shards = self._shards
+        alive = 0
+        for position in range(min(joining, default=len(hashes)), len(hashes)):
+            if lanes := joining.pop(position, 0):
+                alive |= lanes
+                starts |= dict.fromkeys(_bits_of(lanes), position)
+            if not alive:
+                if not joining:
+                    break
+                continue
+            block_hash = hashes[position]
+            holders = alive & shards[block_hash >> _SHARD_SHIFT].get(block_hash, 0)
+            if holders != alive:
+                self._note_lengths(extensions, alive ^ holders, starts, position)
+                alive = holders
+        self._note_lengths(extensions, alive, starts, len(hashes))
         return extensions
 
     def truncate(self, slot: Slot, hashes: Sequence[BlockHash]) -> int:
@@ -173,9 +194,24 @@ class RadixIndex:
         """Whether nothing of `slot` is left, in use or waiting to be swept."""
         return slot not in self._bits and slot not in self._retired.values()
 
+    def compact(self) -> None:
+        """Look at the next shard: where blocks came and went, its dict may have grown far beyond what it
+        holds."""
+        number = self._compact_at
+        self._compact_at = (number + 1) % INDEX_SHARDS
+        self._replace(number, compacted(self._shards[number]))
+
+    def holders(self, number: int) -> Iterator[tuple[BlockHash, list[Slot]]]:
+        """The blocks of one shard (below INDEX_SHARDS) that somebody holds, with their holders, in the order
+        of their hashes."""
+        live = sum(self._slots)
+        for block_hash, lanes in sorted(self._shards[number].items()):
+            if lanes & live:
+                yield block_hash, [self._slots[bit] for bit in _bits_of(lanes & live)]
+
     def __len__(self) -> int:
         """Distinct blocks, those waiting to be swept included."""
-        return sum(map(len, self._shards[:INDEX_SHARDS]))
+        return self._num_blocks
 
     def check(self) -> None:
         """Assert every invariant; O(size)."""
@@ -189,6 +225,7 @@ class RadixIndex:
                 assert not holders & ~self._used_bits, "every bit belongs to a lane in use"
                 for slot, bit in self._bits.items():
                     counts[slot] += bool(holders & bit)
+        assert self._num_blocks == sum(map(len, self._shards[:INDEX_SHARDS])), "every entry is counted"
         assert counts == self._counts, "the count of each slot is the number of its bits"
         assert self._slots == {bit: slot for slot, bit in self._bits.items()}, "lanes name their slot"
         assert not self._slots.keys() & self._retired.keys(), "a lane is live or retired"
@@ -209,21 +246,25 @@ class RadixIndex:
                 lanes |= bit
         return lanes
 
-    def _note_depth(self, depths: dict[Slot, int], lanes: int, depth: int) -> None:
-        if not depth:
-            return
-        while lanes:
-            bit = lanes & -lanes
-            depths[self._slots[bit]] = depth
-            lanes ^= bit
+    def _lanes_by_start(self, candidates: int, depths: Mapping[Slot, int], end: int) -> dict[int, int]:
+        """The lanes of candidates that hold anything, by where in the prompt they begin to be of interest."""
+        joining: dict[int, int] = {}
+        for slot, count in self._counts.items():
+            if count and candidates >> slot & 1 and (start := depths.get(slot, 0)) < end:
+                joining[start] = joining.get(start, 0) | self._bits[slot]
+        return joining
 
-    def _run_length(self, slot: Slot, hashes: Sequence[BlockHash], start: int) -> int:
-        bit = self._bits[slot]
-        for position in range(start, len(hashes)):
-            block_hash = hashes[position]
-            if not self._shards[block_hash >> _SHARD_SHIFT].get(block_hash, 0) & bit:
-                return position - start
-        return max(0, len(hashes) - start)
+    def _note_depth(self, depths: dict[Slot, int], lanes: int, depth: int) -> None:
+        if depth:
+            for bit in _bits_of(lanes):
+                depths[self._slots[bit]] = depth
+
+    def _note_lengths(
+        self, lengths: dict[Slot, int], lanes: int, starts: Mapping[int, int], end: int
+    ) -> None:
+        for bit in _bits_of(lanes):
+            if end > starts[bit]:
+                lengths[self._slots[bit]] = end - starts[bit]
 
     def _sweep_shard(self, number: int) -> None:
         shard, dead = self._shards[number], self._sweeping
@@ -234,12 +275,31 @@ class RadixIndex:
                 shard[block_hash] = rest
             else:
                 del shard[block_hash]
-        if len(doomed) > len(shard):
-            # a dict gives no memory back by deleting, a copy is compact
-            self._shards[number::INDEX_SHARDS] = [dict(shard)] * _ALIASES
+                self._num_blocks -= 1
+        self._replace(number, compacted(shard))
+
+    def _replace(self, number: int, shard: dict[BlockHash, int]) -> None:
+        if shard is not self._shards[number]:
+            self._shards[number::INDEX_SHARDS] = [shard] * _ALIASES
 
     def _end_pass(self) -> None:
         for bit in [bit for bit in self._retired if bit & self._sweeping]:
             del self._retired[bit]
         self._used_bits &= ~self._sweeping
         self._sweeping = 0
+
+
+_Values = TypeVar("_Values")
+
+
+def compacted(entries: dict[int, _Values]) -> dict[int, _Values]:
+    """The same entries in a dict of their size. A dict gives no memory back by deleting, and grows to four
+    times what it holds when entries come and go; a copy is compact."""
+    return dict(entries) if getsizeof(entries) > LOOSE_ENTRY_BYTES * (len(entries) + 8) else entries
+
+
+def _bits_of(lanes: int) -> Iterator[int]:
+    while lanes:
+        bit = lanes & -lanes
+        yield bit
+        lanes ^= bit

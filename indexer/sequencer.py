@@ -35,6 +35,16 @@ class Message(NamedTuple):
     timestamp: float
 
 
+class Position(NamedTuple):
+    """The last message applied: its number, its digest, the newest timestamp, and what is not known of the
+    time before."""
+
+    sequence: int
+    digest: int
+    timestamp: float
+    missing_history: str
+
+
 class Apply(NamedTuple):
     """Step: apply this message's events."""
 
@@ -141,6 +151,24 @@ class Sequencer:
     def missing_history(self) -> str:
         """In words, what of the publisher's history is unknown: blocks that it holds and we do not claim."""
         return self._missing_history
+
+    @property
+    def position(self) -> Position | None:
+        """Where in the stream we are; None before the first message."""
+        if self.last_sequence is None or not self._digests:
+            return None
+        return Position(self.last_sequence, self._digests[-1], self._newest_timestamp, self._missing_history)
+
+    def resume(self, position: Position) -> None:
+        """Go on from what was known at another time. The engine must show first that it is still the one;
+        until then nothing counts, and what comes is held back."""
+        self.state = State.REPLAYING
+        self.last_sequence = self._replay_from = position.sequence
+        self._doubt = "what was loaded is not compared with the engine yet"
+        self._missing_history = position.missing_history
+        self._newest_timestamp = position.timestamp
+        self._verifying = True
+        self._digests.append(position.digest)
 
     # What the shell reports.
 

@@ -15,6 +15,7 @@ import uvloop
 import zmq
 from aiohttp import web
 
+from indexer.warm_start import SnapshotFile, WarmStart
 from policies import make_policy
 from router.admin import build_admin_app
 from router.config import Settings, in_brackets, load_or_exit
@@ -56,6 +57,7 @@ class Gateway:
             policy=make_policy(settings.policy, settings.parameters_for(settings.policy)),
             predicted_ttl=settings.predicted_ttl,
             bridge_ttl=settings.bridge_ttl,
+            index_bytes=settings.index_max_bytes,
             seed=settings.seed,
             hashing=settings.block_hash,
         )
@@ -93,8 +95,14 @@ class Gateway:
         sessions = await self._resources.enter_async_context(WorkerSessions(self._worker_tls))
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._resources.callback(context.destroy, linger=0)
+        warm_start = WarmStart()
         self.fleet = Fleet(
-            core=self.core, settings=settings, sessions=sessions, context=context, clock=self._clock
+            core=self.core,
+            settings=settings,
+            sessions=sessions,
+            context=context,
+            clock=self._clock,
+            warm_start=warm_start,
         )
         self._resources.push_async_callback(self.fleet.stop)
         self.metrics.watch(self.core, self.fleet.worker_ids)
@@ -119,7 +127,19 @@ class Gateway:
         await self._start_server()
         await self._start_admin()
         self._tick()
+        await self._warm_up(warm_start)
         self.fleet.start(StaticSource(_specs_of(settings)))
+
+    async def _warm_up(self, warm_start: WarmStart) -> None:
+        """What a file or a peer knows of the workers, before the first of them is asked."""
+        settings = self.settings
+        if settings.snapshot is not None:
+            warm_start.read_file(settings.snapshot)
+            file = SnapshotFile(settings.snapshot, self.fleet.snapshot, settings.snapshot_interval)
+            file.start()
+            self._resources.callback(file.stop)
+        if settings.warm_from is not None:
+            await warm_start.fetch(settings.warm_from, settings.admin_api_key)
 
     async def _start_server(self) -> None:
         self.server = Server(

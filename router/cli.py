@@ -29,6 +29,7 @@ class Command:
 
 COMMANDS: dict[str, Command] = {
     "serve": Command("router.app:main", "run the gateway"),
+    "index": Command("router.index_command:main", "run the index alone: who holds which prompt, over HTTP"),
     "mock": Command("loadgen.mock_worker:main", "run a fleet of mock workers"),
     "demo": Command("loadgen.demo:main", "compare policies on mock workers, gateway and all"),
     "load": Command("loadgen.load:main", "send a workload to a running gateway"),

@@ -55,6 +55,8 @@ def _calls(handlers: Handlers) -> list[tuple[str, str, Handler]]:
         ("POST", "/workers/{id}/reset_prefix_cache", handlers.order(Order.RESET)),
         ("POST", "/workers/{id}/sleep", handlers.order(Order.SLEEP)),
         ("POST", "/workers/{id}/wake_up", handlers.order(Order.WAKE)),
+        ("GET", "/dump", handlers.dump),
+        ("GET", "/snapshot", handlers.snapshot),
         ("GET", "/explain", handlers.explain),
         ("POST", "/route", handlers.route),
         ("GET", "/policy", handlers.show_policy),

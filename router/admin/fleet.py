@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from indexer.blocks import BlockHash
+from indexer.events import Tier
 from policies.types import Decision, WorkerId
 from router.engines.control import Order
 
@@ -31,6 +33,14 @@ class Fleet(Protocol):
     def views(self) -> Sequence[dict[str, Any]]:
         """A row for each worker: at least `id`, `url`, and `state`, "pending" until it has answered; `server`
         is the id that the ranks behind one URL have in common."""
+        ...
+
+    def dump(self) -> Iterator[list[tuple[Tier, BlockHash, list[str]]]]:
+        """Every block that KV events told of with its holders, in pieces."""
+        ...
+
+    def snapshot(self) -> Iterator[bytes]:
+        """What KV events told, for another's warm start, in pieces."""
         ...
 
     async def engine_metrics(self) -> str:

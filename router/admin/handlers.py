@@ -11,6 +11,7 @@ import orjson
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from indexer.http import stream_dump, stream_snapshot
 from policies import ALIASES, POLICIES, PolicyError, make_policy, parameters_of
 from policies.base import Policy
 from policies.types import Decision
@@ -77,6 +78,14 @@ class Handlers:
     async def engine_metrics(self, request: web.Request) -> web.Response:
         text = await self._fleet.engine_metrics()
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    # Index
+
+    async def dump(self, request: web.Request) -> web.StreamResponse:
+        return await stream_dump(request, self._fleet.dump())
+
+    async def snapshot(self, request: web.Request) -> web.StreamResponse:
+        return await stream_snapshot(request, self._fleet.snapshot())
 
     # Workers
 

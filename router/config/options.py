@@ -182,6 +182,13 @@ OPTIONS: tuple[Option, ...] = (
              "does, to compare indexes with its routers."),
     _routing("predicted_ttl", duration(), "How long a decision is believed where no KV events come."),
     _routing("bridge_ttl", duration(zero=True), "How long it is believed while the KV event is on its way."),
+    _routing("index_max_bytes", byte_size(), "Memory for what KV events tell; beyond it the ends of the "
+             "prompts that were gone on with least lately are forgotten."),
+    _routing("snapshot", _file, "Begin with what this file knows of the workers, and write it now and then "
+             "and at the end."),
+    _routing("snapshot_interval", duration(), "How long between two writings of the snapshot."),
+    _routing("warm_from", optional(text("a URL such as http://peer:9190", metavar="URL")),
+             "Begin with what the admin port or the kvgate index there knows; the admin key is shown to it."),
     _routing("max_retries", integer(0), "Other workers to try when one fails before its first body byte.",
              "retry_max_retries", "max_instance_failover_reroute_attempts"),
     _routing("seed", integer(), "Seed of all chance in routing."),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from indexer.limits import INDEX_BYTES
 from router.discovery import FleetDefaults
 
 PolicyParameters = Mapping[str, float | int | str | bool]
@@ -57,6 +58,10 @@ class Settings:
     block_hash: str = "kvgate"
     predicted_ttl: float = 120.0
     bridge_ttl: float = 5.0
+    index_max_bytes: int = INDEX_BYTES
+    snapshot: str | None = None
+    snapshot_interval: float = 60.0
+    warm_from: str | None = None
     seed: int = 0
 
     api_key: tuple[str, ...] = field(default=(), repr=False)

@@ -14,6 +14,7 @@ from indexer.adapters import ADAPTERS
 from indexer.blocks import BlockHash, HashSpace, Layout, Unit
 from indexer.byte_blocks import COVERED
 from indexer.feed import KvFeed
+from indexer.limits import INDEX_BYTES
 from indexer.predicted import PredictedIndex
 from indexer.radix import OverlapScores
 from indexer.trust import Sign, Trust, judge
@@ -49,8 +50,15 @@ NO_OVERLAP = Overlap()
 class Beliefs:
     """Feed, bridge and predictions as one."""
 
-    def __init__(self, *, predicted_ttl: float, bridge_ttl: float, hashing: str = "kvgate") -> None:
-        self.feed = KvFeed(hashing)
+    def __init__(
+        self,
+        *,
+        predicted_ttl: float,
+        bridge_ttl: float,
+        hashing: str = "kvgate",
+        index_bytes: int = INDEX_BYTES,
+    ) -> None:
+        self.feed = KvFeed(hashing, index_bytes)
         self._bridge = PredictedIndex(bridge_ttl)
         self._predictions = PredictedIndex(predicted_ttl)
         self._slots = 0

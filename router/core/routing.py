@@ -15,6 +15,7 @@ from collections.abc import Collection, Sequence
 
 from indexer.blocks import HashSpace
 from indexer.feed import KvFeed
+from indexer.limits import INDEX_BYTES
 from indexer.parity import Check, ParityState, Subject
 from indexer.parity import Outcome as ParityOutcome
 from policies.base import Needs, Policy
@@ -44,14 +45,18 @@ class RoutingCore:
         policy: Policy,
         predicted_ttl: float = 120.0,
         bridge_ttl: float = 5.0,
+        index_bytes: int = INDEX_BYTES,
         seed: int = 0,
         hashing: str = "kvgate",
     ) -> None:
         """`predicted_ttl`, `bridge_ttl`: seconds for which own decisions are believed; see `overlap`.
-        `hashing`: how blocks are hashed, a row of `indexer.blocks.HASHINGS`."""
+        `hashing`: how blocks are hashed, a row of `indexer.blocks.HASHINGS`. `index_bytes`: how
+        much memory the exact index may take."""
         self.policy = policy
         self._rng = random.Random(seed)
-        self._beliefs = Beliefs(predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl, hashing=hashing)
+        self._beliefs = Beliefs(
+            predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl, hashing=hashing, index_bytes=index_bytes
+        )
         self._parity = ParityChecks(self._beliefs.feed)
         self._workers = WorkerTable(self._beliefs.is_free, hashing)
         self._loads = ActiveSequences()

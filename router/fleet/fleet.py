@@ -7,12 +7,15 @@ looked at in `watching`, heard in `listening`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import zmq
 
-from policies.types import Worker, WorkerId
+from indexer.blocks import BlockHash
+from indexer.events import Tier
+from indexer.warm_start import WarmStart
+from policies.types import Slot, Worker, WorkerId
 from router.config import Settings
 from router.core.routing import RoutingCore
 from router.discovery import DiscoverySource
@@ -38,7 +41,9 @@ class Fleet:
         sessions: WorkerSessions,
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Callable[[], float],
+        warm_start: WarmStart | None = None,
     ) -> None:
+        """`warm_start`: what the workers' indexes are begun with."""
         self.core = core
         self.is_closing = False
         self._membership = Membership(
@@ -48,6 +53,7 @@ class Fleet:
             context=context,
             clock=clock,
             watch=lambda member: start_task(self._watching.watch(member), f"watch {member.id}"),
+            warm_start=warm_start or WarmStart(),
         )
         self._controls = EngineControls(core, sessions, clock)
         self._token_parity = TokenParity(core, sessions, clock)
@@ -124,6 +130,17 @@ class Fleet:
         await self._watching.reprobe(model)
 
     # What the admin port asks
+
+    def snapshot(self) -> Iterator[bytes]:
+        """What the workers' events have told, in pieces."""
+        return self.core.feed.snapshot(self._names())
+
+    def dump(self) -> Iterator[list[tuple[Tier, BlockHash, list[str]]]]:
+        """Every block with its holders; see KvFeed.dump."""
+        return self.core.feed.dump(self._names())
+
+    def _names(self) -> dict[Slot, WorkerId]:
+        return {view.slot: view.worker.id for view in self.core.workers()}
 
     async def add_worker(self, url: str, **options: str) -> WorkerId:
         """One more URL, looked at before this returns. `options`: further fields of WorkerConfig.

@@ -5,16 +5,20 @@ What the events show of a worker's blocks is taken over here: at once, and again
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
 import zmq
 
 from indexer.blocks import HashSpace
+from indexer.snapshot import PublisherSnapshot, SnapshotError
+from indexer.subscription import Subscription
+from indexer.warm_start import WarmStart
 from policies.types import Worker, WorkerId
 from router.core.routing import RoutingCore
 from router.fleet.ranks import EventEndpoints, Rank
-from router.fleet.subscription import Subscription
+from router.tasks import start_task
 
 _logger = logging.getLogger("kvgate.fleet")
 
@@ -29,12 +33,15 @@ class Listening:
         topic: str,
         context: zmq.Context[zmq.Socket[bytes]],
         on_change: Callable[[], None],
+        warm_start: WarmStart,
     ) -> None:
         self._core = core
         self._topic = topic
         self._context = context
         self._on_change = on_change
+        self._warm_start = warm_start
         self._subscriptions: dict[WorkerId, Subscription] = {}
+        self._endpoints: dict[WorkerId, EventEndpoints] = {}
 
     def follow(self, ranks: Iterable[Rank]) -> None:
         """Listen to these and to no others, each under the slot that it has now."""
@@ -42,7 +49,7 @@ class Listening:
         for worker_id, subscription in list(self._subscriptions.items()):
             rank = wanted.get(worker_id)
             place = None if rank is None else (self._core.slot_of(worker_id), rank.endpoints)
-            if place != (subscription.slot, subscription.endpoints):
+            if place != (subscription.slot, self._endpoints[worker_id]):
                 subscription.stop()
                 del self._subscriptions[worker_id]
         for worker_id, rank in wanted.items():
@@ -58,11 +65,29 @@ class Listening:
         subscription = self._subscriptions[worker.id] = Subscription(
             self._core.feed,
             slot,
-            endpoints,
+            endpoint=endpoints.events,
+            replay_endpoint=endpoints.replay,
             topic=self._topic if endpoints.topic is None else endpoints.topic,
             context=self._context,
             on_layout=lambda: self.adopt_layout(worker),
         )
+        self._endpoints[worker.id] = endpoints
+        if (snapshot := self._warm_start.take(worker.id)) is None:
+            subscription.start()
+        else:
+            start_task(self._begin_warm(worker.id, subscription, snapshot), f"warm up {worker.id}")
+
+    async def _begin_warm(
+        self, worker_id: WorkerId, subscription: Subscription, snapshot: PublisherSnapshot
+    ) -> None:
+        """Load what was known of it, in pieces between other work, then listen."""
+        try:
+            for _ in self._core.feed.restore(subscription.slot, snapshot):
+                await asyncio.sleep(0)
+                if self._subscriptions.get(worker_id) is not subscription:
+                    return
+        except SnapshotError as error:
+            _logger.warning("worker %s: what the snapshot has of it is left out: %s", worker_id, error)
         subscription.start()
 
     def adopt_layout(self, worker: Worker) -> None:

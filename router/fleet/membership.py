@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 import zmq
 
+from indexer.warm_start import WarmStart
 from policies.types import WorkerId
 from router.config import Settings, WorkerConfig
 from router.core.routing import RoutingCore
@@ -36,6 +37,7 @@ class Membership:
         context: zmq.Context[zmq.Socket[bytes]],
         clock: Callable[[], float],
         watch: Callable[[Member], asyncio.Task[None]],
+        warm_start: WarmStart,
     ) -> None:
         self._core = core
         self._settings = settings
@@ -46,7 +48,13 @@ class Membership:
         self._by_worker: dict[WorkerId, Member] = {}
         self._listeners: list[Callable[[], None]] = []
         self._num_added = 0
-        self.listening = Listening(core, topic=settings.kv_topic, context=context, on_change=self.changed)
+        self.listening = Listening(
+            core,
+            topic=settings.kv_topic,
+            context=context,
+            on_change=self.changed,
+            warm_start=warm_start,
+        )
 
     @property
     def members(self) -> Sequence[Member]:

@@ -191,6 +191,19 @@ PARITY_DIFFERS = Metric(
     "1 while that check finds that the worker differs, for any model; /workers says why.",
 )
 
+KV_DROPPED = Metric(
+    "kvgate_index_dropped_blocks_total",
+    COUNTER,
+    ("worker",),
+    "Blocks of the worker that the index gave up to stay within --index-max-bytes.",
+)
+INDEX_BYTES = Metric(
+    "kvgate_index_bytes",
+    GAUGE,
+    (),
+    "Memory that the exact index takes, by the most that its entries come to.",
+)
+
 COUNTED = (
     REQUESTS,
     DISPATCHES,
@@ -225,5 +238,7 @@ READ = (
     KV_LEARNT_BLOCKS,
     PARITY_CHECKS,
     PARITY_DIFFERS,
+    KV_DROPPED,
+    INDEX_BYTES,
 )
 METRICS = COUNTED + READ

@@ -28,6 +28,7 @@ _PER_PUBLISHER: dict[table.Metric, Callable[[FeedStats], float]] = {
     table.KV_ORPHANS: lambda stats: stats.num_orphans,
     table.KV_OVERREPORTS: lambda stats: stats.num_overreports,
     table.KV_LEARNT_BLOCKS: lambda stats: stats.num_learnt_blocks,
+    table.KV_DROPPED: lambda stats: stats.num_blocks_dropped,
 }
 
 
@@ -37,6 +38,7 @@ def worker_readings(
     """The metrics of `table.READ`; those of KV events hold only workers that publish them. Workers that are
     `absent` from the core are not up, and nothing else is known of them."""
     policy = core.policy.name
+    yield table.INDEX_BYTES, [((), float(core.feed.num_bytes))]
     yield table.IN_FLIGHT, [((view.worker.id, policy), float(view.num_active_requests)) for view in views]
     up = [((view.worker.id,), float(view.is_up)) for view in views]
     yield table.WORKER_UP, up + [((worker_id,), 0.0) for worker_id in absent]

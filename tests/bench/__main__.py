@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from statistics import median
 
-from tests.bench import decision, intake, latency, relay, report
+from tests.bench import decision, intake, latency, lookup, relay, report
 from tests.bench.intervals import median_interval
 from tests.bench.report import Result
 from tests.bench.workloads import WORKLOADS
@@ -19,7 +19,9 @@ Say = Callable[[str], None]
 
 NUM_ROUNDS = 11
 DECISION_BAR = 500.0  # microseconds, hashing included
-INTAKE_BAR = 500_000  # blocks a second on one core
+INTAKE_BAR = 600_000  # blocks a second on one core
+LOOKUP_BAR = 150.0  # microseconds
+LEAVING_BAR = 20.0  # milliseconds
 
 
 def relay_of(workload: str) -> Callable[[bool, Say], list[Result]]:
@@ -43,6 +45,36 @@ def event_intake(quick: bool, say: Say) -> list[Result]:
             )
         )
     return results
+
+
+def index_lookup(quick: bool, say: Say) -> list[Result]:
+    say("lookup: 512 blocks among 128 workers")
+    return [
+        Result(
+            name="lookup",
+            what=f"512 blocks among 128 workers, {case}",
+            unit="µs",
+            figure=median_interval(micros),
+            bar=LOOKUP_BAR if case in lookup.WITH_BAR else None,
+            details={"micros": micros},
+        )
+        for case, micros in lookup.samples(3 if quick else NUM_ROUNDS).items()
+    ]
+
+
+def index_leaving(quick: bool, say: Say) -> list[Result]:
+    say("worker leaves: a million blocks")
+    pauses = [lookup.longest_pause_ms() for _ in range(1 if quick else 3)]
+    return [
+        Result(
+            name="worker leaves",
+            what="the longest pause, a million blocks",
+            unit="ms",
+            figure=median_interval(pauses),
+            bar=LEAVING_BAR,
+            details={"milliseconds": pauses},
+        )
+    ]
 
 
 def decision_of_kv(quick: bool, say: Say) -> list[Result]:
@@ -70,6 +102,8 @@ BENCHES: dict[str, Callable[[bool, Say], list[Result]]] = {
     "leaving": latency.leaving,
     "decision": decision_of_kv,
     "intake": event_intake,
+    "lookup": index_lookup,
+    "worker_leaves": index_leaving,
 }
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens
+from indexer.limits import INDEX_SHARDS
 from indexer.radix import RadixIndex
 
 ALL = (1 << 64) - 1
@@ -169,3 +172,47 @@ def test_hashes_of_64_bits() -> None:
     index.check()
     assert len(index) == 5
     assert index.match(hashes, 0b11) == {1: 5}
+
+
+def test_compacting_keeps_hashes_of_64_bits(index: RadixIndex) -> None:
+    chain = [0xFFFF << 48 | number for number in range(300)] + [1 << 60, (1 << 60) - 1]
+    index.store(0, chain)
+    for _ in range(INDEX_SHARDS):
+        index.compact()
+    assert index.match(chain, 1) == {0: len(chain)}
+    index.check()
+    index.drop_slot(0)
+    while not index.sweep(1):
+        pass
+    assert len(index) == 0
+
+
+def test_a_tier_extends_each_prefix_from_where_it_ends(index: RadixIndex) -> None:
+    chain = list(range(100))
+    for slot, (first, last) in enumerate([(0, 100), (10, 50), (0, 5), (20, 30)]):
+        index.store(slot, chain[first:last])
+    depths = {1: 10, 2: 5, 3: 21}
+    assert index.extend(chain, 0b1111, depths) == {0: 100, 1: 40, 3: 9}
+    assert index.extend(chain, 0b0110, {}) == {2: 5}
+    assert index.extend(chain, 0b1111, dict.fromkeys(range(4), 100)) == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_long_prompts_that_diverge_anywhere(index: RadixIndex, seed: int) -> None:
+    """Prompts of 1,000 blocks against a reference that compares block by block."""
+    rng = random.Random(seed)
+    prompts = [list(range(1_000))]
+    for at in (1, 15, 16, 17, 63, 64, 65, 500, 998, 999):
+        base = rng.choice(prompts)
+        prompts.append(base[:at] + [rng.getrandbits(60) for _ in range(1_000 - at)])
+    held = {}
+    for slot, prompt in enumerate(prompts):
+        held[slot] = set(prompt[: rng.choice([1, 16, 64, 999, 1_000])])
+        index.store(slot, [block for block in prompt if block in held[slot]])
+    for prompt in prompts:
+        depths = {
+            slot: next((at for at, block in enumerate(prompt) if block not in blocks), len(prompt))
+            for slot, blocks in held.items()
+        }
+        assert index.match(prompt, ALL) == {slot: depth for slot, depth in depths.items() if depth}
+    index.check()

@@ -1,6 +1,6 @@
-"""Between the sockets of a worker's KV events and the decision core: messages in, requests for replay out.
+"""Between the sockets of a worker's KV events and the feed: messages in, requests for replay out. I/O.
 
-What a message means is decided by the core's feed; how it arrives, by `indexer.subscriber`.
+What a message means is decided by the feed; how it arrives, by `subscriber`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import zmq
 
 from indexer.blocks import Layout
 from indexer.feed import KvFeed, RequestReplay
+from indexer.radix import Slot
 from indexer.subscriber import KvSubscriber
-from policies.types import Slot
-from router.fleet.ranks import EventEndpoints
 
 
 class Subscription:
@@ -24,20 +23,18 @@ class Subscription:
         self,
         feed: KvFeed,
         slot: Slot,
-        endpoints: EventEndpoints,
         *,
+        endpoint: str,
+        replay_endpoint: str | None,
         topic: str,
         context: zmq.Context[zmq.Socket[bytes]],
         on_layout: Callable[[], None],
     ) -> None:
         self.slot = slot
-        self.endpoints = endpoints
         self._feed = feed
         self._on_layout = on_layout
         self._layout: Layout | None = None
-        self._subscriber = KvSubscriber(
-            endpoints.events, endpoints.replay, self, context=context, topic=topic
-        )
+        self._subscriber = KvSubscriber(endpoint, replay_endpoint, self, context=context, topic=topic)
 
     def start(self) -> None:
         self._subscriber.start()

@@ -1,0 +1,209 @@
+"""The index without a gateway: it follows workers by their KV events and says who holds which prompt. I/O.
+
+How it is asked over HTTP is in `http`; where its flags come from is the command's matter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import zmq
+
+from indexer.adapters import ADAPTERS
+from indexer.blocks import TOKEN_BYTES, BlockHash, Layout, chain_block_hashes, pack_tokens, root_seed
+from indexer.events import Tier
+from indexer.feed import FeedStats, KvFeed
+from indexer.limits import INDEX_BYTES, SERVICE_WORKERS, TICK_SECONDS
+from indexer.radix import OverlapScores, Slot
+from indexer.snapshot import SnapshotError
+from indexer.subscription import Subscription
+from indexer.trust import Trust
+from indexer.warm_start import WarmStart
+
+_logger = logging.getLogger("kvgate.index")
+
+BLOCK_TOKENS = 16
+"""Until a worker's first event says otherwise: vLLM's own default."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedWorker:
+    """A publisher of KV events. `events` and `replay` are ZMQ endpoints; `model` is the base model, under
+    whose name its blocks are asked for."""
+
+    name: str
+    events: str
+    replay: str | None = None
+    model: str
+    engine: str = "vllm"
+    block_size: int = BLOCK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one worker holds of a prompt, in its own blocks."""
+
+    worker: FollowedWorker
+    layout: Layout
+    trust: Trust
+    device: int
+    host: int
+    disk: int
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    worker: FollowedWorker
+    slot: Slot
+    layout: Layout
+    subscription: Subscription
+
+
+class IndexService:
+    """Workers by name, each with a slot in one feed. To be used from one event loop."""
+
+    def __init__(self, max_bytes: int = INDEX_BYTES, warm_start: WarmStart | None = None) -> None:
+        """`warm_start`: what workers are begun with."""
+        self.feed = KvFeed(max_bytes=max_bytes)
+        self._warm_start = warm_start or WarmStart()
+        self._members: dict[str, _Member] = {}
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._ticker: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
+
+    def stop(self) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for name in list(self._members):
+            self.unregister(name)
+        self._context.destroy(linger=0)
+
+    async def register(self, worker: FollowedWorker) -> None:
+        """Follow a worker from now on. Raises ValueError in words for one that can't be followed."""
+        if worker.engine not in ADAPTERS:
+            raise ValueError(f"engine must be one of {', '.join(sorted(ADAPTERS))}, not {worker.engine!r}")
+        if worker.name in self._members:
+            raise ValueError(f"a worker {worker.name!r} is followed already; unregister it first")
+        if len(self._members) >= SERVICE_WORKERS:
+            raise ValueError(f"{SERVICE_WORKERS} workers are followed already, which is the most")
+        member = self._members[worker.name] = self._admit(worker)
+        await self._restore(member)
+        if self._members.get(worker.name) is not member:
+            return  # it was unregistered meanwhile
+        try:
+            member.subscription.start()
+        except zmq.ZMQError as error:
+            self.unregister(worker.name)
+            raise ValueError(f"can't listen to {worker.events!r}: {error}") from None
+
+    def unregister(self, name: str) -> None:
+        """Forget a worker, with what it holds. Raises KeyError for one that is not followed."""
+        member = self._members.pop(name)
+        member.subscription.stop()
+        self.feed.remove_publisher(member.slot)
+
+    def workers(self) -> Iterator[tuple[FollowedWorker, Layout, Trust, FeedStats]]:
+        """By name."""
+        for _, member in sorted(self._members.items()):
+            slot = member.slot
+            yield member.worker, member.layout, self.feed.trust(slot), self.feed.stats(slot)
+
+    def ask_for_tokens(
+        self, token_ids: Sequence[int], *, model: str, adapter: str = "", cache_salt: str = ""
+    ) -> list[Holding]:
+        """What each worker of that model holds of a prompt, by name. Raises OverflowError or TypeError for
+        what is no token id."""
+        packed = pack_tokens(token_ids)
+        seed = root_seed(model, adapter=adapter, cache_salt=cache_salt)
+        of_model = [member for member in self._members.values() if member.worker.model == model]
+        holdings: list[Holding] = []
+        for layout in {member.layout for member in of_model}:
+            chain = chain_block_hashes(
+                packed,
+                layout.block_tokens * TOKEN_BYTES,
+                seed,
+                lookahead_bytes=layout.lookahead_tokens * TOKEN_BYTES,
+            )
+            holdings += self._holdings(chain, [member for member in of_model if member.layout == layout])
+        return sorted(holdings, key=lambda holding: holding.worker.name)
+
+    def ask_for_blocks(self, hashes: Sequence[BlockHash]) -> list[Holding]:
+        """What each worker holds of a prompt that is given by its block hashes, by name."""
+        holdings = self._holdings(hashes, list(self._members.values()))
+        return sorted(holdings, key=lambda holding: holding.worker.name)
+
+    def snapshot(self) -> Iterator[bytes]:
+        """Of all workers, in pieces."""
+        return self.feed.snapshot(self._names())
+
+    def dump(self) -> Iterator[list[tuple[Tier, BlockHash, list[str]]]]:
+        """Every block with its holders' names; see KvFeed.dump. Two indexes that hold the same say the
+        same."""
+        return self.feed.dump(self._names())
+
+    def _names(self) -> dict[Slot, str]:
+        return {member.slot: name for name, member in self._members.items()}
+
+    async def _restore(self, member: _Member) -> None:
+        """What was known of it before, in pieces between other work."""
+        name = member.worker.name
+        if (snapshot := self._warm_start.take(name)) is None:
+            return
+        try:
+            for _ in self.feed.restore(member.slot, snapshot):
+                await asyncio.sleep(0)
+                if self._members.get(name) is not member:
+                    return
+        except SnapshotError as error:
+            _logger.warning("worker %s: what the snapshot has of it is left out: %s", name, error)
+
+    def _admit(self, worker: FollowedWorker) -> _Member:
+        taken = {member.slot for member in self._members.values()}
+        slot = 0
+        while slot in taken or not self.feed.is_free(slot):
+            slot += 1
+        self.feed.add_publisher(
+            slot,
+            engine=worker.engine,
+            base_model=worker.model,
+            block_tokens=worker.block_size,
+            can_replay=worker.replay is not None,
+        )
+        subscription = Subscription(
+            self.feed,
+            slot,
+            endpoint=worker.events,
+            replay_endpoint=worker.replay,
+            topic="",
+            context=self._context,
+            on_layout=lambda: self._adopt_layout(slot),
+        )
+        return _Member(worker, slot, Layout(worker.block_size), subscription)
+
+    def _holdings(self, hashes: Sequence[BlockHash], members: Sequence[_Member]) -> Iterator[Holding]:
+        scores = self.feed.overlap(hashes, sum(1 << member.slot for member in members))
+        for member in members:
+            yield Holding(
+                member.worker, member.layout, self.feed.trust(member.slot), *_of_slot(scores, member.slot)
+            )
+
+    def _adopt_layout(self, slot: Slot) -> None:
+        """Prompts are cut as the worker's events show."""
+        layout = self.feed.layout(slot)
+        member = next((each for each in self._members.values() if each.slot == slot), None)
+        if member is not None and layout is not None:
+            member.layout = layout
+            self.feed.expect(slot, layout)
+
+    def _tick(self) -> None:
+        self.feed.sweep()
+        self.start()
+
+
+def _of_slot(scores: OverlapScores, slot: Slot) -> tuple[int, int, int]:
+    return scores.device.get(slot, 0), scores.host.get(slot, 0), scores.disk.get(slot, 0)
