@@ -62,10 +62,10 @@ def find_tokenizer(place: str, environ: Mapping[str, str] | None = None) -> Toke
 
     Raises NoTokenizer.
     """
-    path = Path(place).expanduser()
-    if path.is_file():
+    path = _path(place)
+    if os.path.isfile(path):  # unlike pathlib's, False for names that no file can have
         return _files_of(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _files_in(path, str(path))
     if not _HUB_NAME.fullmatch(place):
         raise NothingThere(f"{place}: no such file or directory")
@@ -74,7 +74,7 @@ def find_tokenizer(place: str, environ: Mapping[str, str] | None = None) -> Toke
 
 def read_template(path: str) -> str:
     """A chat template from its file. Raises NoTokenizer."""
-    return _text(Path(path).expanduser())
+    return _text(_path(path))
 
 
 def _files_in(directory: Path, described: str) -> TokenizerFiles:
@@ -116,7 +116,7 @@ def _snapshot(name: str, environ: Mapping[str, str]) -> Path:
     """The directory of a model's files at the revision that `main` was when they were downloaded."""
     cache = _cache_directory(environ)
     model = cache / ("models--" + name.replace("/", "--"))
-    if not model.is_dir():
+    if not os.path.isdir(model):
         raise NothingThere(
             f"{name}: no such file or directory, and not in the hub cache ({cache}); nothing is downloaded "
             f"here: put it there with hf download {name}"
@@ -134,14 +134,19 @@ def _snapshot(name: str, environ: Mapping[str, str]) -> Path:
 def _cache_directory(environ: Mapping[str, str]) -> Path:
     """By the variables that the hub's own client reads."""
     if named := environ.get("HF_HUB_CACHE"):
-        return Path(named).expanduser()
+        return _path(named)
     if home := environ.get("HF_HOME"):
-        return Path(home).expanduser() / "hub"
+        return _path(home) / "hub"
     caches = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(caches).expanduser() / "huggingface" / "hub"
+    return _path(caches) / "huggingface" / "hub"
 
 
 # Reading
+
+
+def _path(text: str) -> Path:
+    """With the home directory for ~, where there is one."""
+    return Path(os.path.expanduser(text))
 
 
 def _text(path: Path) -> str:
@@ -149,8 +154,10 @@ def _text(path: Path) -> str:
         return path.read_text("utf-8")
     except OSError as error:
         raise NoTokenizer(f"can't read {path}: {error.strerror or error}") from None
-    except UnicodeError:
+    except UnicodeDecodeError:
         raise NoTokenizer(f"can't read {path}: not UTF-8 text") from None
+    except ValueError as error:  # a name that no file can have
+        raise NoTokenizer(f"can't read {path}: {error}") from None
 
 
 def _object(path: Path) -> dict[str, Any]:

@@ -119,3 +119,10 @@ def test_the_extra_is_named_where_it_is_missing(monkeypatch):
         NoTokenizer, match=r"tokenizers and jinja2, not installed: pip install 'kvgate\[tokenizers\]'"
     ):
         need_packages()
+
+
+@pytest.mark.parametrize("place", ["~0", "~nobody/x", "a\0b", "x" * 5000, "-"])
+@pytest.mark.parametrize("find", [find_tokenizer, read_template])
+def test_a_place_that_can_not_be(find, place):
+    with pytest.raises(NoTokenizer):
+        find(place)
