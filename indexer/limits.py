@@ -144,8 +144,11 @@ PARITY_SUBJECTS = 64
 """Models and adapters of one worker whose checks are kept apart; the one that was checked least recently
 goes."""
 
-SERVICE_BODY_BYTES = 16 << 20
-"""Of one call to the index server: a million token ids of up to seven digits are 8 MB of JSON."""
+SERVICE_BODY_BYTES = 4 << 20
+"""Of one call to the index server: half a million token ids, which take 10 ms to read."""
+
+QUERY_SLICE_TOKENS = 65_536
+"""Token ids of a query that are hashed at once: 2 ms."""
 
 SERVICE_WORKERS = 1_024
 """Workers that one index server follows: each has two sockets, and a descriptor limit of 4,096 is common."""
@@ -164,3 +167,10 @@ SNAPSHOT_FETCH_BYTES = 2 << 30
 
 SNAPSHOT_FETCH_SECONDS = 30.0
 """How long a peer may take; a start waits no longer for it."""
+
+WITHDRAWN_BLOCKS = 32_768
+"""Blocks of one worker and tier remembered as withdrawn, since its engine reported less: 3 MB. With more, a
+snapshot leaves that tier out."""
+
+SNAPSHOT_WAIT_SECONDS = 600.0
+"""For which a worker of a snapshot is waited for: an engine's replay buffer reaches back little further."""

@@ -217,7 +217,7 @@ class Publisher:
     def truncate(self, hashes: Sequence[BlockHash]) -> int:
         """Drop the claims on these blocks: the engine reported that it does not hold them."""
         num_dropped = self.standing.learnt.discard(hashes)
-        num_dropped += sum(index.truncate(self._slot, hashes) for index in self._indexes.values())
+        num_dropped += sum(key_map.withdraw(hashes) for key_map in self._maps.values())
         self.stats.num_overreports += num_dropped > 0
         return num_dropped
 

@@ -5,19 +5,24 @@ What a message means is decided by the feed; how it arrives, by `subscriber`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterable
 
 import zmq
 
 from indexer.blocks import Layout
 from indexer.feed import KvFeed, RequestReplay
 from indexer.radix import Slot
+from indexer.snapshot import PublisherSnapshot, SnapshotError
 from indexer.subscriber import KvSubscriber
+
+_logger = logging.getLogger("kvgate.index")
 
 
 class Subscription:
     """One publisher's stream, carried into the feed under the worker's slot. `on_layout` is called whenever
-    events have shown how the worker cuts its blocks."""
+    events have shown how the worker cuts its blocks. A `snapshot` is loaded before the socket opens."""
 
     def __init__(
         self,
@@ -29,18 +34,44 @@ class Subscription:
         topic: str,
         context: zmq.Context[zmq.Socket[bytes]],
         on_layout: Callable[[], None],
+        snapshot: PublisherSnapshot | None = None,
     ) -> None:
         self.slot = slot
         self._feed = feed
         self._on_layout = on_layout
         self._layout: Layout | None = None
+        self._endpoint = endpoint
+        self._loading = None if snapshot is None else feed.restore(slot, snapshot)
+        self._next: asyncio.Handle | None = None
         self._subscriber = KvSubscriber(endpoint, replay_endpoint, self, context=context, topic=topic)
 
     def start(self) -> None:
-        self._subscriber.start()
+        """Raises zmq.ZMQError for an endpoint that can't be listened to, unless a snapshot is to be loaded
+        first: then the log says so."""
+        if self._loading is None:
+            self._subscriber.start()
+        else:
+            self._load(self._loading)
 
     def stop(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+        if self._loading is not None:
+            self._loading.close()
         self._subscriber.stop()
+
+    def _load(self, loading: Generator[None, None, None]) -> None:
+        """A piece of the snapshot, then whatever else the event loop has to do."""
+        try:
+            for _ in loading:
+                self._next = asyncio.get_running_loop().call_soon(self._load, loading)
+                return
+        except SnapshotError as error:
+            _logger.warning("what a snapshot has of %s is left out: %s", self._endpoint, error)
+        try:
+            self._subscriber.start()
+        except zmq.ZMQError as error:
+            _logger.error("can't listen to %s: %s", self._endpoint, error)
 
     # What the subscriber calls
 

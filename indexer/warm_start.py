@@ -10,12 +10,13 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
 import aiohttp
 
-from indexer.limits import SNAPSHOT_FETCH_BYTES, SNAPSHOT_FETCH_SECONDS
+from indexer.limits import SNAPSHOT_FETCH_BYTES, SNAPSHOT_FETCH_SECONDS, SNAPSHOT_WAIT_SECONDS
 from indexer.snapshot import PublisherSnapshot, SnapshotError, read_snapshot
 
 _logger = logging.getLogger("kvgate.index")
@@ -57,7 +58,14 @@ class WarmStart:
     def _note(self, source: str, data: bytes) -> None:
         snapshots = read_snapshot(data)
         self._snapshots |= snapshots
+        asyncio.get_running_loop().call_later(SNAPSHOT_WAIT_SECONDS, self._forget, snapshots)
         _logger.info("%s knows %d workers; each counts once its engine confirms it", source, len(snapshots))
+
+    def _forget(self, snapshots: dict[str, PublisherSnapshot]) -> None:
+        """Those of workers that did not come: they take memory."""
+        for name, snapshot in snapshots.items():
+            if self._snapshots.get(name) is snapshot:
+                del self._snapshots[name]
 
 
 async def _bounded(stream: aiohttp.StreamReader) -> bytes:
@@ -77,7 +85,7 @@ class SnapshotFile:
         self._path = path
         self._pieces = pieces
         self._interval_seconds = interval_seconds
-        self._next: asyncio.Handle | None = None
+        self._next: asyncio.TimerHandle | None = None
         self._file: BinaryIO | None = None
 
     def start(self) -> None:
@@ -109,17 +117,31 @@ class SnapshotFile:
             self._write(self._pieces())
 
     def _write(self, pieces: Iterator[bytes]) -> None:
+        """The next piece, by a thread: a disk may stall."""
+        if (piece := next(pieces, None)) is None:
+            self._finish()
+            return
         assert self._file is not None
+        writing = asyncio.get_running_loop().run_in_executor(None, self._file.write, piece)
+        writing.add_done_callback(partial(self._written, pieces))
+
+    def _written(self, pieces: Iterator[bytes], writing: asyncio.Future[int]) -> None:
+        if writing.cancelled() or self._file is None:
+            return  # stopped meanwhile
+        error = writing.exception()
+        if error is None:
+            self._write(pieces)
+            return
+        self._tell(error)
+        self._close()
+        self.start()
+
+    def _finish(self) -> None:
         try:
-            if (piece := next(pieces, None)) is not None:
-                self._file.write(piece)
-                self._next = asyncio.get_running_loop().call_soon(self._write, pieces)
-                return
             self._close()
             os.replace(self._unfinished, self._path)
         except OSError as error:
             self._tell(error)
-            self._close()
         self.start()
 
     def _close(self) -> None:
@@ -127,5 +149,6 @@ class SnapshotFile:
             self._file.close()
             self._file = None
 
-    def _tell(self, error: OSError) -> None:
-        _logger.warning("can't write the snapshot %s: %s", self._path, error.strerror or error)
+    def _tell(self, error: BaseException) -> None:
+        reason = getattr(error, "strerror", None) or error
+        _logger.warning("can't write the snapshot %s: %s", self._path, reason)

@@ -5,20 +5,17 @@ What the events show of a worker's blocks is taken over here: at once, and again
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 
 import zmq
 
 from indexer.blocks import HashSpace
-from indexer.snapshot import PublisherSnapshot, SnapshotError
 from indexer.subscription import Subscription
 from indexer.warm_start import WarmStart
 from policies.types import Worker, WorkerId
 from router.core.routing import RoutingCore
 from router.fleet.ranks import EventEndpoints, Rank
-from router.tasks import start_task
 
 _logger = logging.getLogger("kvgate.fleet")
 
@@ -70,24 +67,9 @@ class Listening:
             topic=self._topic if endpoints.topic is None else endpoints.topic,
             context=self._context,
             on_layout=lambda: self.adopt_layout(worker),
+            snapshot=self._warm_start.take(worker.id),
         )
         self._endpoints[worker.id] = endpoints
-        if (snapshot := self._warm_start.take(worker.id)) is None:
-            subscription.start()
-        else:
-            start_task(self._begin_warm(worker.id, subscription, snapshot), f"warm up {worker.id}")
-
-    async def _begin_warm(
-        self, worker_id: WorkerId, subscription: Subscription, snapshot: PublisherSnapshot
-    ) -> None:
-        """Load what was known of it, in pieces between other work, then listen."""
-        try:
-            for _ in self._core.feed.restore(subscription.slot, snapshot):
-                await asyncio.sleep(0)
-                if self._subscriptions.get(worker_id) is not subscription:
-                    return
-        except SnapshotError as error:
-            _logger.warning("worker %s: what the snapshot has of it is left out: %s", worker_id, error)
         subscription.start()
 
     def adopt_layout(self, worker: Worker) -> None:

@@ -3,7 +3,8 @@
 An engine with a real cache publishes; the transport between it and the feed is bad; replays come late, in
 part, or fail. Whenever the feed calls the worker exact, it promises no more than the engine held after the
 message that the feed applied last. When everything is delivered in the end, it promises exactly what the
-engine holds.
+engine holds. Now and then the feed is another process's, which begins with an old snapshot of this one or of
+one of its forerunners.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens, root_seed
 from indexer.feed import KvFeed, RequestReplay
+from indexer.snapshot import read_snapshot
 from indexer.trust import TrustLevel
 from tests.support.vllm_events import batch, cleared, removed, stored
 
@@ -73,12 +75,18 @@ class World:
     """Engine, transport and feed."""
 
     def __init__(self, *, can_replay: bool) -> None:
-        self.feed = KvFeed()
-        self.feed.add_publisher(0, engine="vllm", base_model="m", block_tokens=1, can_replay=can_replay)
+        self.can_replay = can_replay
+        self.feed = self.new_feed()
+        self.snapshots: list[bytes] = []
         self.engine = Engine(0.0)
         self.in_flight: list[int] = []
         self.replay: list[int] | None = None
         self.obey(self.feed.connected(0))
+
+    def new_feed(self) -> KvFeed:
+        feed = KvFeed()
+        feed.add_publisher(0, engine="vllm", base_model="m", block_tokens=1, can_replay=self.can_replay)
+        return feed
 
     def obey(self, commands: list[RequestReplay]) -> None:
         """Carry out a replay: the engine answers at once with what it still has, which arrives later."""
@@ -157,6 +165,20 @@ class World:
         self.check()
         self.obey(self.feed.connected(0))
 
+    def save(self, _number: int) -> None:
+        self.snapshots.append(b"".join(self.feed.snapshot({0: "w"})))
+
+    def come_back(self, number: int) -> None:
+        """As another process, with some snapshot of the past, of another engine process perhaps."""
+        self.feed, self.replay = self.new_feed(), None
+        self.in_flight.clear()
+        saved = read_snapshot(self.snapshots[number % len(self.snapshots)]) if self.snapshots else {}
+        if "w" in saved:
+            for _ in self.feed.restore(0, saved["w"]):
+                self.check()
+        self.check()
+        self.obey(self.feed.connected(0))
+
     def restart(self, number: int) -> None:
         """The new process may publish before anyone hears it."""
         self.engine = Engine(self.engine.clock)
@@ -208,6 +230,8 @@ ACTIONS = {
     "lose_of_replay": 1,
     "fail_replay": 1,
     "reconnect": 1,
+    "save": 2,
+    "come_back": 1,
     "restart": 1,
 }
 steps = st.lists(
