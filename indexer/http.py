@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from indexer.blocks import BlockHash
 from indexer.events import Tier
@@ -24,6 +26,9 @@ _Body = TypeVar("_Body")
 _LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
+TokenId = Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+
+
 class QueryBody(msgspec.Struct, forbid_unknown_fields=True):
     """A prompt by its token ids, or by the block hashes that `/dump` and earlier answers name (16 hex
     digits)."""
@@ -31,7 +36,7 @@ class QueryBody(msgspec.Struct, forbid_unknown_fields=True):
     model: str = ""
     adapter: str = ""
     cache_salt: str = ""
-    token_ids: list[int] | None = None
+    token_ids: list[TokenId] | None = None
     block_hashes: list[str] | None = None
 
 
@@ -44,6 +49,8 @@ class WorkerBody(msgspec.Struct, forbid_unknown_fields=True):
     replay: str | None = None
     engine: str = "vllm"
     block_size: int = msgspec.field(default=16, name="block-size")
+    dp_rank: int | None = msgspec.field(default=None, name="dp-rank")
+    topic: str = ""
 
     def worker(self) -> FollowedWorker:
         """Raises ValueError for what can't be."""
@@ -59,9 +66,15 @@ class _NameBody(msgspec.Struct, forbid_unknown_fields=True):
     name: str
 
 
-def build_index_app(service: IndexService, *, api_key: str | None = None) -> web.Application:
+Exposition = Callable[[IndexService], Iterator[bytes]]
+"""What is known of the workers, as Prometheus text in pieces."""
+
+
+def build_index_app(
+    service: IndexService, *, exposition: Exposition, api_key: str | None = None
+) -> web.Application:
     """An application ready for a runner. Without a key it answers to localhost only."""
-    calls = _Calls(service)
+    calls = _Calls(service, exposition)
     app = web.Application(middlewares=[_answers(api_key)], client_max_size=SERVICE_BODY_BYTES)
     app.router.add_get("/health", calls.health)
     app.router.add_get("/workers", calls.workers)
@@ -75,8 +88,9 @@ def build_index_app(service: IndexService, *, api_key: str | None = None) -> web
 
 
 class _Calls:
-    def __init__(self, service: IndexService) -> None:
+    def __init__(self, service: IndexService, exposition: Exposition) -> None:
         self._service = service
+        self._exposition = exposition
 
     async def health(self, request: web.Request) -> web.Response:
         return _json({"status": "ok"})
@@ -87,26 +101,25 @@ class _Calls:
     async def query(self, request: web.Request) -> web.Response:
         body = await _body(request, QueryBody)
         if (body.token_ids is None) == (body.block_hashes is None):
-            raise _wrong("give either token_ids or block_hashes")
+            raise _wrong("give either token_ids or block_hashes", param="token_ids")
         if body.block_hashes is not None:
             return _json({"workers": _holdings(self._service.ask_for_blocks(_hashes(body.block_hashes)))})
         assert body.token_ids is not None
         models = sorted({worker.model for worker, *_ in self._service.workers()})
         if body.model not in models:
-            raise _wrong(f"no worker of model {body.model!r} is followed; there are: {_listed(models)}", 404)
-        try:
-            found = self._service.ask_for_tokens(
-                body.token_ids, model=body.model, adapter=body.adapter, cache_salt=body.cache_salt
+            raise _wrong(
+                f"no worker of model {body.model!r} is followed; there are: {_listed(models)}", 404, "model"
             )
-        except OverflowError:
-            raise _wrong("token_ids must be from 0 to 4294967295") from None
+        found = await self._service.ask_for_tokens(
+            body.token_ids, model=body.model, adapter=body.adapter, cache_salt=body.cache_salt
+        )
         return _json({"workers": _holdings(found)})
 
     async def register(self, request: web.Request) -> web.Response:
         body = await _body(request, WorkerBody)
         try:
             worker = body.worker()
-            await self._service.register(worker)
+            self._service.register(worker)
         except ValueError as error:
             raise _wrong(str(error)) from None
         _logger.info("worker %s is followed at %s", worker.name, worker.events)
@@ -118,7 +131,7 @@ class _Calls:
             self._service.unregister(name)
         except KeyError:
             known = _listed(worker.name for worker, *_ in self._service.workers())
-            raise _wrong(f"no worker {name!r} is followed; there are: {known}", 404) from None
+            raise _wrong(f"no worker {name!r} is followed; there are: {known}", 404, "name") from None
         _logger.info("worker %s is followed no more", name)
         return _json({"unregistered": name})
 
@@ -128,8 +141,8 @@ class _Calls:
     async def snapshot(self, request: web.Request) -> web.StreamResponse:
         return await stream_snapshot(request, self._service.snapshot())
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=_exposition(self._service).encode(), content_type="text/plain")
+    async def metrics(self, request: web.Request) -> web.StreamResponse:
+        return await _stream(request, self._exposition(self._service), CONTENT_TYPE_LATEST)
 
     def _rows(self) -> list[dict[str, Any]]:
         return [
@@ -151,26 +164,28 @@ async def stream_dump(
     request: web.Request, pieces: Iterable[list[tuple[Tier, BlockHash, list[str]]]]
 ) -> web.StreamResponse:
     """One JSON object a line, in an order that depends on the content alone."""
-    response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-    await response.prepare(request)
-    for piece in pieces:
-        lines = (
-            msgspec.json.encode({"tier": tier, "block": f"{block:016x}", "workers": names}) + b"\n"
-            for tier, block, names in piece
-        )
-        await response.write(b"".join(lines))
-    await response.write_eof()
-    return response
+    return await _stream(request, (b"".join(map(_line, piece)) for piece in pieces), "application/x-ndjson")
 
 
 async def stream_snapshot(request: web.Request, pieces: Iterable[bytes]) -> web.StreamResponse:
     """For `warm_start`'s other side."""
-    response = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
+    return await _stream(request, pieces, "application/octet-stream")
+
+
+async def _stream(request: web.Request, pieces: Iterable[bytes], content_type: str) -> web.StreamResponse:
+    """An answer that is made piece by piece; between pieces others have their turn."""
+    response = web.StreamResponse(headers={"Content-Type": content_type})
     await response.prepare(request)
     for piece in pieces:
         await response.write(piece)
+        await asyncio.sleep(0)
     await response.write_eof()
     return response
+
+
+def _line(claim: tuple[Tier, BlockHash, list[str]]) -> bytes:
+    tier, block, names = claim
+    return msgspec.json.encode({"tier": tier, "block": f"{block:016x}", "workers": names}) + b"\n"
 
 
 def _holdings(found: Iterable[Holding]) -> list[dict[str, Any]]:
@@ -189,34 +204,6 @@ def _holdings(found: Iterable[Holding]) -> list[dict[str, Any]]:
     ]
 
 
-_SERIES = (
-    ("kvgate_kv_events_total", "counter", "KV events received.", "num_events"),
-    ("kvgate_kv_event_gaps_total", "counter", "Gaps in the sequence of messages.", "num_gaps"),
-    ("kvgate_kv_replays_total", "counter", "Replays asked for.", "num_replays"),
-    ("kvgate_kv_restarts_total", "counter", "New incarnations seen.", "num_restarts"),
-    ("kvgate_kv_orphans_total", "counter", "Blocks that could not be placed.", "num_orphans"),
-    (
-        "kvgate_index_dropped_blocks_total",
-        "counter",
-        "Blocks given up for want of memory.",
-        "num_blocks_dropped",
-    ),
-    ("kvgate_index_blocks", "gauge", "Blocks held on the device.", "num_blocks"),
-)
-
-
-def _exposition(service: IndexService) -> str:
-    """Prometheus' text format; the names are the gateway's."""
-    rows = [(msgspec.json.encode(worker.name).decode(), stats) for worker, _, _, stats in service.workers()]
-    lines = []
-    for name, kind, help_text, field in _SERIES:
-        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-        lines += [f"{name}{{worker={worker}}} {getattr(stats, field)}" for worker, stats in rows]
-    lines += ["# HELP kvgate_index_bytes Memory that the index takes.", "# TYPE kvgate_index_bytes gauge"]
-    lines += [f"kvgate_index_bytes {service.feed.num_bytes}", ""]
-    return "\n".join(lines)
-
-
 async def _body(request: web.Request, kind: type[_Body]) -> _Body:
     try:
         return msgspec.json.decode(await request.read(), type=kind)
@@ -230,7 +217,7 @@ def _hashes(texts: Iterable[str]) -> list[int]:
     try:
         return [int(text, 16) for text in texts if len(text) <= 16 or _no_hash()]
     except ValueError:
-        raise _wrong("block_hashes must be texts of up to 16 hex digits") from None
+        raise _wrong("block_hashes must be texts of up to 16 hex digits", param="block_hashes") from None
 
 
 def _no_hash() -> bool:
@@ -246,13 +233,33 @@ def _json(content: object, status: int = 200) -> web.Response:
 
 
 class _Wrong(Exception):
-    def __init__(self, message: str, status: int) -> None:
+    """Answered in the shape of OpenAI's errors. `param`: the field at fault."""
+
+    def __init__(self, message: str, status: int, param: str | None) -> None:
         super().__init__(message)
         self.status = status
+        self.param = param
+
+    def answer(self) -> web.Response:
+        kind, code = _KINDS.get(self.status, _KINDS[400])
+        fields = {"message": str(self), "type": kind, "param": self.param, "code": code}
+        return _json({"error": fields}, self.status)
 
 
-def _wrong(message: str, status: int = 400) -> _Wrong:
-    return _Wrong(message, status)
+_KINDS = {
+    400: ("invalid_request_error", "bad_request"),
+    401: ("authentication_error", "invalid_api_key"),
+    403: ("permission_error", "forbidden"),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    413: ("invalid_request_error", "body_too_large"),
+    500: ("server_error", "internal_error"),
+}
+"""Type and code by status."""
+
+
+def _wrong(message: str, status: int = 400, param: str | None = None) -> _Wrong:
+    return _Wrong(message, status, param)
 
 
 def _answers(api_key: str | None) -> Middleware:
@@ -266,12 +273,12 @@ def _answers(api_key: str | None) -> Middleware:
             _check_access(request, api_key)
             return await handler(request)
         except _Wrong as error:
-            return _json({"error": {"message": str(error)}}, error.status)
+            return error.answer()
         except web.HTTPException as error:
-            return _json({"error": {"message": error.text or error.reason}}, error.status)
+            return _wrong(error.text or error.reason, error.status).answer()
         except Exception:
             _logger.exception("call %s %s failed", request.method, request.path)
-            return _json({"error": {"message": "the index server failed; its log says why"}}, 500)
+            return _wrong("the index server failed; its log says why", 500).answer()
 
     return answer
 

@@ -16,9 +16,8 @@ from indexer.adapters import ADAPTERS
 from indexer.blocks import TOKEN_BYTES, BlockHash, Layout, chain_block_hashes, pack_tokens, root_seed
 from indexer.events import Tier
 from indexer.feed import FeedStats, KvFeed
-from indexer.limits import INDEX_BYTES, SERVICE_WORKERS, TICK_SECONDS
+from indexer.limits import INDEX_BYTES, QUERY_SLICE_TOKENS, SERVICE_WORKERS, TICK_SECONDS
 from indexer.radix import OverlapScores, Slot
-from indexer.snapshot import SnapshotError
 from indexer.subscription import Subscription
 from indexer.trust import Trust
 from indexer.warm_start import WarmStart
@@ -40,6 +39,8 @@ class FollowedWorker:
     model: str
     engine: str = "vllm"
     block_size: int = BLOCK_TOKENS
+    dp_rank: int | None = None
+    topic: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class IndexService:
             self.unregister(name)
         self._context.destroy(linger=0)
 
-    async def register(self, worker: FollowedWorker) -> None:
+    def register(self, worker: FollowedWorker) -> None:
         """Follow a worker from now on. Raises ValueError in words for one that can't be followed."""
         if worker.engine not in ADAPTERS:
             raise ValueError(f"engine must be one of {', '.join(sorted(ADAPTERS))}, not {worker.engine!r}")
@@ -92,9 +93,6 @@ class IndexService:
         if len(self._members) >= SERVICE_WORKERS:
             raise ValueError(f"{SERVICE_WORKERS} workers are followed already, which is the most")
         member = self._members[worker.name] = self._admit(worker)
-        await self._restore(member)
-        if self._members.get(worker.name) is not member:
-            return  # it was unregistered meanwhile
         try:
             member.subscription.start()
         except zmq.ZMQError as error:
@@ -107,29 +105,28 @@ class IndexService:
         member.subscription.stop()
         self.feed.remove_publisher(member.slot)
 
+    @property
+    def slots(self) -> dict[str, Slot]:
+        """Of the workers, by name."""
+        return {name: member.slot for name, member in sorted(self._members.items())}
+
     def workers(self) -> Iterator[tuple[FollowedWorker, Layout, Trust, FeedStats]]:
         """By name."""
         for _, member in sorted(self._members.items()):
             slot = member.slot
             yield member.worker, member.layout, self.feed.trust(slot), self.feed.stats(slot)
 
-    def ask_for_tokens(
+    async def ask_for_tokens(
         self, token_ids: Sequence[int], *, model: str, adapter: str = "", cache_salt: str = ""
     ) -> list[Holding]:
-        """What each worker of that model holds of a prompt, by name. Raises OverflowError or TypeError for
-        what is no token id."""
-        packed = pack_tokens(token_ids)
+        """What each worker of that model holds of a prompt, by name. Token ids are u32."""
         seed = root_seed(model, adapter=adapter, cache_salt=cache_salt)
-        of_model = [member for member in self._members.values() if member.worker.model == model]
         holdings: list[Holding] = []
-        for layout in {member.layout for member in of_model}:
-            chain = chain_block_hashes(
-                packed,
-                layout.block_tokens * TOKEN_BYTES,
-                seed,
-                lookahead_bytes=layout.lookahead_tokens * TOKEN_BYTES,
+        for layout in {member.layout for member in self._of_model(model)}:
+            chain = await _chain(token_ids, layout, seed)
+            holdings += self._holdings(
+                chain, [each for each in self._of_model(model) if each.layout == layout]
             )
-            holdings += self._holdings(chain, [member for member in of_model if member.layout == layout])
         return sorted(holdings, key=lambda holding: holding.worker.name)
 
     def ask_for_blocks(self, hashes: Sequence[BlockHash]) -> list[Holding]:
@@ -146,21 +143,11 @@ class IndexService:
         same."""
         return self.feed.dump(self._names())
 
+    def _of_model(self, model: str) -> list[_Member]:
+        return [member for member in self._members.values() if member.worker.model == model]
+
     def _names(self) -> dict[Slot, str]:
         return {member.slot: name for name, member in self._members.items()}
-
-    async def _restore(self, member: _Member) -> None:
-        """What was known of it before, in pieces between other work."""
-        name = member.worker.name
-        if (snapshot := self._warm_start.take(name)) is None:
-            return
-        try:
-            for _ in self.feed.restore(member.slot, snapshot):
-                await asyncio.sleep(0)
-                if self._members.get(name) is not member:
-                    return
-        except SnapshotError as error:
-            _logger.warning("worker %s: what the snapshot has of it is left out: %s", name, error)
 
     def _admit(self, worker: FollowedWorker) -> _Member:
         taken = {member.slot for member in self._members.values()}
@@ -173,15 +160,17 @@ class IndexService:
             base_model=worker.model,
             block_tokens=worker.block_size,
             can_replay=worker.replay is not None,
+            dp_rank=worker.dp_rank,
         )
         subscription = Subscription(
             self.feed,
             slot,
             endpoint=worker.events,
             replay_endpoint=worker.replay,
-            topic="",
+            topic=worker.topic,
             context=self._context,
-            on_layout=lambda: self._adopt_layout(slot),
+            on_layout=lambda: self._adopt_layout(worker.name),
+            snapshot=self._warm_start.take(worker.name),
         )
         return _Member(worker, slot, Layout(worker.block_size), subscription)
 
@@ -192,17 +181,34 @@ class IndexService:
                 member.worker, member.layout, self.feed.trust(member.slot), *_of_slot(scores, member.slot)
             )
 
-    def _adopt_layout(self, slot: Slot) -> None:
-        """Prompts are cut as the worker's events show."""
-        layout = self.feed.layout(slot)
-        member = next((each for each in self._members.values() if each.slot == slot), None)
-        if member is not None and layout is not None:
-            member.layout = layout
-            self.feed.expect(slot, layout)
+    def _adopt_layout(self, name: str) -> None:
+        """From now on prompts for it are cut as its events show."""
+        member = self._members.get(name)
+        layout = None if member is None else self.feed.layout(member.slot)
+        if member is None or layout is None or layout == member.layout:
+            return
+        _logger.info("worker %s stores blocks of %d tokens", name, layout.block_tokens)
+        member.layout = layout
+        self.feed.expect(member.slot, layout)
 
     def _tick(self) -> None:
         self.feed.sweep()
         self.start()
+
+
+async def _chain(token_ids: Sequence[int], layout: Layout, seed: BlockHash) -> list[BlockHash]:
+    """The hashes of a prompt's blocks, in slices between which others have their turn."""
+    size, lookahead = layout
+    num_blocks = max(0, len(token_ids) - lookahead) // size
+    step = max(1, QUERY_SLICE_TOKENS // size)
+    hashes: list[BlockHash] = []
+    for first in range(0, num_blocks, step):
+        end = min(first + step, num_blocks) * size + lookahead
+        packed = pack_tokens(token_ids[first * size : end])
+        seed = hashes[-1] if hashes else seed
+        hashes += chain_block_hashes(packed, size * TOKEN_BYTES, seed, (), lookahead * TOKEN_BYTES)
+        await asyncio.sleep(0)
+    return hashes
 
 
 def _of_slot(scores: OverlapScores, slot: Slot) -> tuple[int, int, int]:

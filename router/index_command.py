@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from indexer.warm_start import SnapshotFile, WarmStart
 from router.config import in_brackets, is_loopback
 from router.config.values import Value, byte_size, duration, integer
 from router.logs import set_up_logging
+from router.metrics.export import text_slices
+from router.metrics.workers import publisher_readings
 from router.server import raise_descriptor_limit
 
 _logger = logging.getLogger("kvgate.index")
@@ -33,13 +35,17 @@ def main(argv: Sequence[str]) -> int:
     """Returns the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
-    if arguments.api_key is None and not is_loopback(arguments.host):
-        parser.error(f"--host {arguments.host} is not loopback: --api-key must be set")
     try:
-        workers = [*map(worker_of, arguments.worker), *_from_file(arguments.workers)]
+        in_file: Sequence[FollowedWorker] = ()
+        if arguments.config is not None:
+            flags, in_file = _from_file(arguments.config, parser)
+            arguments = parser.parse_args([*flags, *argv])
+        workers = [*in_file, *map(worker_of, arguments.worker)]
         api_key = _key(arguments.api_key)
     except (OSError, ValueError) as error:
         parser.error(str(error))
+    if api_key is None and not is_loopback(arguments.host):
+        parser.error(f"--host {arguments.host} is not loopback: --api-key must be set")
     set_up_logging(arguments.log_level)
     raise_descriptor_limit()
     return uvloop.run(_serve(arguments, workers, api_key))
@@ -57,13 +63,17 @@ async def _serve(
     if arguments.warm_from is not None:
         await warm_start.fetch(arguments.warm_from, api_key)
     service = IndexService(arguments.index_max_bytes, warm_start)
-    runner = web.AppRunner(build_index_app(service, api_key=api_key), access_log=None, handle_signals=False)
+    runner = web.AppRunner(
+        build_index_app(service, exposition=exposition, api_key=api_key),
+        access_log=None,
+        handle_signals=False,
+    )
     try:
         await runner.setup()
         await web.TCPSite(runner, arguments.host, arguments.port).start()
         service.start()
         for worker in workers:
-            await service.register(worker)
+            service.register(worker)
     except (OSError, ValueError) as error:
         _logger.error("can't start: %s", error)
         return 1
@@ -87,6 +97,12 @@ async def _until(stopped: asyncio.Event, service: IndexService, arguments: argpa
     file.stop()
 
 
+def exposition(service: IndexService) -> Iterator[bytes]:
+    """Under the names that the gateway uses."""
+    for reading in publisher_readings(service.feed, service.slots):
+        yield from text_slices(reading)
+
+
 def worker_of(text: str) -> FollowedWorker:
     """`name=w0,events=tcp://host:5557,model=m`; further keys: replay, engine, block-size. Raises
     ValueError."""
@@ -106,16 +122,27 @@ def _worker(given: object, where: str) -> FollowedWorker:
         raise ValueError(f"{where}: {error}") from None
 
 
-def _from_file(path: str | None) -> list[FollowedWorker]:
-    if path is None:
-        return []
+def _from_file(path: str, parser: argparse.ArgumentParser) -> tuple[list[str], list[FollowedWorker]]:
+    """What the file says as flags, which those of the command line override, and its workers. Raises
+    ValueError."""
     try:
         content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeError) as error:
-        raise ValueError(f"--workers {path}: {error}") from None
-    if not isinstance(content, list):
-        raise ValueError(f"--workers {path}: must hold a list of mappings, as --worker has them")
-    return [_worker(entry, f"--workers {path}: entry {number}") for number, entry in enumerate(content, 1)]
+        raise ValueError(f"--config {path}: {error}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"--config {path}: must be a mapping of flags' names, and workers: a list")
+    entries = content.pop("workers", None) or []
+    if not isinstance(entries, list):
+        raise ValueError(f"--config {path}: workers must be a list of mappings with the keys of --worker")
+    flags = [f"--{str(name).replace('_', '-')}={value}" for name, value in content.items()]
+    known = {option for action in parser._actions for option in action.option_strings}
+    if strange := [flag for flag in flags if flag.partition("=")[0] not in known - _NOT_IN_FILE]:
+        raise ValueError(f"--config {path}: no option {strange[0].partition('=')[0][2:]!r} can be set there")
+    workers = [_worker(entry, f"--config {path}: worker {number}") for number, entry in enumerate(entries, 1)]
+    return flags, workers
+
+
+_NOT_IN_FILE = {"--config", "--worker", "--help"}
 
 
 def _key(given: str | None) -> str | None:
@@ -146,10 +173,13 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="KEY=VALUE,...",
-        help="a worker to follow: name, events and model, and if need be replay, engine and block-size; "
+        help="a worker to follow: name, events and model, and if need be replay, engine, block-size, "
+        "dp-rank and topic; "
         "repeatable",
     )
-    parser.add_argument("--workers", metavar="FILE", help="a YAML list of mappings with the same keys")
+    parser.add_argument(
+        "--config", metavar="FILE", help="YAML: other flags by their names, and workers: a list of mappings"
+    )
     parser.add_argument("--api-key", metavar="KEY", help="asked for as bearer token; or @FILE")
     parser.add_argument(
         "--index-max-bytes",

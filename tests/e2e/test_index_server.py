@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from indexer.limits import SERVICE_BODY_BYTES
 from indexer.warm_start import SnapshotFile, WarmStart
 from loadgen.mock_worker import MockFleet
 from tests.support.index_client import IndexClient, running_index
@@ -254,7 +256,7 @@ async def test_token_ids_that_are_none(mocks, index) -> None:
     await follow(index, mocks)
     for token in (-1, 1 << 32):
         status, answer = await index.post("/query", {"model": MODEL, "token_ids": [token]})
-        assert (status, "token_ids must be from 0" in answer["error"]["message"]) == (400, True)
+        assert (status, "$.token_ids[" in answer["error"]["message"]) == (400, True)
 
 
 async def test_twice_the_same_name_is_refused(mocks, index) -> None:
@@ -285,16 +287,16 @@ async def test_who_may_ask() -> None:
 
 
 async def test_as_a_process(mocks, tmp_path) -> None:
-    listed = tmp_path / "workers.yaml"
-    listed.write_text(
+    config = tmp_path / "index.yaml"
+    config.write_text(
+        "port: 1\nindex_max_bytes: 1GiB\nworkers:\n"
         f"- {{name: w1, events: '{mocks[1].events_endpoint}', replay: '{mocks[1].replay_endpoint}', "
         f"model: {MODEL}, block-size: 32}}\n"
     )
     worker = mocks[0]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", "index", "--port", "0", "--index-max-bytes", "1GiB",
+        sys.executable, "-m", "router", "index", "--port", "0", "--config", str(config),
         "--worker", f"name=w0,events={worker.events_endpoint},replay={worker.replay_endpoint},model={MODEL}",
-        "--workers", str(listed),
         stderr=asyncio.subprocess.PIPE, cwd=REPOSITORY, env=dict(os.environ),
     )  # fmt: skip
     assert process.stderr is not None
@@ -322,7 +324,7 @@ async def test_as_a_process(mocks, tmp_path) -> None:
         (["--worker", "name=w0"], "--worker 'name=w0'"),
         (["--worker", "w0"], "must be KEY=VALUE"),
         (["--host", "0.0.0.0"], "--api-key must be set"),
-        (["--workers", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["--config", "/nowhere.yaml"], "/nowhere.yaml"),
         (["--index-max-bytes", "x"], "a size above 0"),
         (["--api-key", ""], "must not be empty"),
     ],
@@ -334,3 +336,40 @@ def test_a_wrong_command_line(arguments: list[str], words: str, capsys: pytest.C
         main(arguments)
     assert exit_.value.code == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("- name: w", "must be a mapping"),
+        ("workers: {name: w}", "workers must be a list"),
+        ("workers: [{name: w}]", "worker 1: "),
+        ("config: x", "no option 'config' can be set there"),
+        ("ports: 1", "no option 'ports' can be set there"),
+        ("port: x", "argument --port: must be"),
+        ("host: 0.0.0.0", "--api-key must be set"),
+        ("a: [", "while parsing"),
+    ],
+)
+def test_a_wrong_file(text: str, words: str, tmp_path, capsys: pytest.CaptureFixture) -> None:
+    from router.index_command import main
+
+    path = tmp_path / "index.yaml"
+    path.write_text(text)
+    with pytest.raises(SystemExit) as exit_:
+        main(["--config", str(path)])
+    assert exit_.value.code == 2
+    assert words in capsys.readouterr().err
+
+
+async def test_errors_have_the_shape_of_openai(index) -> None:
+    _, answer = await index.post("/query", {"model": "m", "token_ids": [1]})
+    assert answer["error"] == {
+        "message": "no worker of model 'm' is followed; there are: none",
+        "type": "invalid_request_error",
+        "param": "model",
+        "code": "not_found",
+    }
+    large = io.BytesIO(b" " * (SERVICE_BODY_BYTES + 1))
+    async with aiohttp.ClientSession() as session, session.post(index.url + "/query", data=large) as refused:
+        assert (await refused.json())["error"]["code"] == "body_too_large"

@@ -13,6 +13,7 @@ from indexer.http import build_index_app
 from indexer.limits import INDEX_BYTES
 from indexer.service import IndexService
 from indexer.warm_start import WarmStart
+from router.index_command import exposition
 
 
 class IndexClient:
@@ -38,7 +39,7 @@ async def running_index(
     *, max_bytes: int = INDEX_BYTES, api_key: str | None = None, warm_start: WarmStart | None = None
 ) -> AsyncIterator[IndexClient]:
     service = IndexService(max_bytes, warm_start)
-    runner = web.AppRunner(build_index_app(service, api_key=api_key), access_log=None)
+    runner = web.AppRunner(build_index_app(service, exposition=exposition, api_key=api_key), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     service.start()
