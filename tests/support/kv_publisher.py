@@ -6,11 +6,29 @@ import asyncio
 
 import zmq
 
+from tests.support.waiting import eventually
+
 END_MARKER = b"\xff" * 8
 
 
 def number(sequence: int) -> bytes:
     return sequence.to_bytes(8, "big")
+
+
+async def publisher_again(context: zmq.Context[zmq.Socket[bytes]], **endpoints: str) -> KvPublisher:
+    """At the endpoints of one that was closed; ZMQ lets go of them a moment later."""
+    made: list[KvPublisher] = []
+
+    def is_bound() -> bool:
+        try:
+            made.append(KvPublisher(context, **endpoints))
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+        return bool(made)
+
+    await eventually(is_bound, what="the endpoints are free again")
+    return made[0]
 
 
 class KvPublisher:
@@ -40,11 +58,16 @@ class KvPublisher:
         self._pub.sndhwm = 0
         self._router = context.socket(zmq.ROUTER)
         self._router.sndhwm = 0
-        if connect_to is None:
-            self._pub.bind(endpoint)
-        else:
-            self._pub.connect(connect_to)
-        self._router.bind(replay_endpoint)
+        try:
+            if connect_to is None:
+                self._pub.bind(endpoint)
+            else:
+                self._pub.connect(connect_to)
+            self._router.bind(replay_endpoint)
+        except zmq.ZMQError:
+            self._pub.close()
+            self._router.close()
+            raise
         self.endpoint = self._pub.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay_endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._loop = asyncio.get_running_loop()

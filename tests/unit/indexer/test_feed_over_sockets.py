@@ -11,7 +11,7 @@ from indexer.blocks import TOKEN_BYTES, chain_block_hashes, pack_tokens, root_se
 from indexer.feed import KvFeed, RequestReplay
 from indexer.subscriber import KvSubscriber
 from indexer.trust import TrustLevel
-from tests.support.kv_publisher import KvPublisher
+from tests.support.kv_publisher import KvPublisher, publisher_again
 from tests.support.vllm_events import batch, removed, stored
 from tests.support.waiting import eventually
 from tests.support.zmq_context import zmq_context
@@ -113,7 +113,7 @@ async def test_a_restarted_engine_is_learnt_anew(context: zmq.Context, can_repla
     publisher.close()
     await eventually(lambda: shell.feed.trust(0).level is TrustLevel.RECOVERING, what="the loss shows")
     assert shell.believed() == set()
-    publisher = KvPublisher(context, **endpoints)
+    publisher = await publisher_again(context, **endpoints)
     await eventually(lambda: publisher.publish(store_of(2, timestamp=2.0)) or shell.believed() == {2})
     shell.subscriber.stop()
     publisher.close()

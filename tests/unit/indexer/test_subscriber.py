@@ -10,7 +10,7 @@ import pytest
 import zmq
 
 from indexer.subscriber import KvSubscriber
-from tests.support.kv_publisher import KvPublisher, number
+from tests.support.kv_publisher import KvPublisher, number, publisher_again
 from tests.support.waiting import eventually
 from tests.support.zmq_context import zmq_context
 
@@ -228,7 +228,7 @@ async def test_restart_of_the_publisher(context: zmq.Context) -> None:
     assert await sink.next() == ("message", 0, b"old")
     publisher.close()
     assert await sink.next() == ("disconnected",)
-    publisher = KvPublisher(context, **endpoints)
+    publisher = await publisher_again(context, **endpoints)
     await subscribed(subscriber, sink, publisher)
     publisher.publish(b"new")
     assert await sink.next() == ("message", 0, b"new")
