@@ -255,6 +255,8 @@ class ClientConnection(asyncio.Protocol):
         close: bool = False,
     ) -> None:
         """A whole answer to the request in hand."""
+        if self.transport.is_closing():
+            return  # reset, which is about to be told
         head = self._active.head if self._active is not None else None
         self.answer_begun = True
         self.close_after = close or self.ends_after_answer()

@@ -148,19 +148,19 @@ class Relay:
             self._scanner = SseScanner(delta_events=self._delta_events)
         self._wants_body = self._wants_body and head.is_json and not head.is_encoded
         if self._early_headers and head.is_event_stream and 200 <= head.status < 300:
-            self._write(self._commit(head))
+            self._send(self._commit(head))
 
     def body(self, raw: bytes, pieces: list[bytes], ended: bool) -> None:
         now = self._clock()
         if ended:
             self._connection = None
         if self._is_verbatim:  # nearly every chunk: the shortest way out
-            self._write(raw)
+            self._send(raw)
         elif self.begun:
-            self._write(self._framed(raw, pieces, ended))
+            self._send(self._framed(raw, pieces, ended))
         elif pieces or ended:
             head = self._begin(pieces[0] if pieces else b"", now)
-            self._write(head + self._framed(self._held + raw, pieces, ended))
+            self._send(head + self._framed(self._held + raw, pieces, ended))
             self._held = b""
         else:
             self._held += raw  # the size of a chunk that is still to come
@@ -175,11 +175,24 @@ class Relay:
         Callables are taken out of their slots first: CPython 3.11 is slow to call `self.slot()`.
         """
         write, clock, token_gap, feed_chunk = self._write, self._clock, self._token_gap, self._feed_chunk
-        write(raw)
+        try:
+            write(raw)
+        except RuntimeError:  # as in `_send`
+            if not self._client.transport.is_closing():
+                raise
         if feed_chunk(raw):
             now = clock()
             token_gap(now - self._last_at)
             self._last_at = now
+
+    def _send(self, data: bytes) -> None:
+        """uvloop takes nothing more for a client that has reset its connection, a turn before it tells that
+        the connection is lost."""
+        try:
+            self._write(data)
+        except RuntimeError:
+            if not self._client.transport.is_closing():
+                raise
 
     def failed(self, error: RouterError) -> None:
         self._connection = None
@@ -187,7 +200,7 @@ class Relay:
             return
         if self._is_whole():
             if self._framing is not Framing.PIECES:
-                self._write(http1.LAST_CHUNK)
+                self._send(http1.LAST_CHUNK)
             self._done.set_result(None)
         else:
             self._done.set_exception(error)
@@ -290,7 +303,7 @@ class Relay:
         scanner = self._scanner
         if scanner is not None and self._can_place_event(scanner):
             event = error_event(protocol, error, scanner.num_events)
-            self._write(http1.chunk(event) + http1.LAST_CHUNK)
+            self._send(http1.chunk(event) + http1.LAST_CHUNK)
             return True
         if (
             self._framing is Framing.PIECES

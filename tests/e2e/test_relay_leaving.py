@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 import pytest
 
@@ -220,3 +222,28 @@ async def test_drain_answers_503_where_the_worker_has_not_answered_in_time() -> 
         answer = await client.answer()
         assert (answer.status, b'"shutting_down"' in answer.body) == (503, True)
         assert await drained is False
+
+
+async def test_clients_that_reset_in_mid_stream_leave_no_trace(caplog: pytest.LogCaptureFixture) -> None:
+    """In the turn in which a reset is read, workers' events for that client may be read as well."""
+
+    async def streams_without_end(side: WorkerSide) -> None:
+        side.writer.write(STREAM_HEAD)
+        while not side.writer.is_closing():
+            side.writer.write(chunk(event("a")))
+            await asyncio.sleep(0)
+
+    async def leave(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        writer.write(post())
+        await reader.readuntil(b"data:")
+        writer.transport.abort()
+
+    async with RawWorker(streams_without_end) as worker, gateway(worker) as running:
+        for _ in range(4):
+            await asyncio.gather(*(leave(running.port) for _ in range(25)))
+        await running.at_rest()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
