@@ -229,6 +229,12 @@ class KvFeed:
         publisher = self._publishers.get(slot)
         return publisher.current_stats() if publisher else FeedStats()
 
+    def num_losses(self, slot: Slot) -> int:
+        """How often the worker's events have told so far that something is no longer there; 0 for one without
+        a publisher."""
+        publisher = self._publishers.get(slot)
+        return publisher.num_losses if publisher else 0
+
     def snapshot(self, names: Mapping[Slot, str]) -> Iterator[bytes]:
         """What the publishers hold, under these names, in pieces. Messages may be taken in between two of
         them: each publisher is copied in one step (30 ms a million blocks) and written later."""

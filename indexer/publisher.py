@@ -31,7 +31,7 @@ from indexer.snapshot import (
     map_sections,
 )
 from indexer.standing import Standing
-from indexer.trust import Sign, Trust, TrustLevel, judge
+from indexer.trust import EXACT, Sign, Trust, judge
 
 
 @dataclass(slots=True)
@@ -111,14 +111,20 @@ class Publisher:
 
     def trust(self) -> Trust:
         """How far the claims of this worker may be believed now."""
-        if self.is_exact:  # as nearly every decision finds it
-            return Trust(TrustLevel.EXACT, self.sequencer.missing_history)
+        if self.is_exact and not self.sequencer.missing_history:  # as nearly every decision finds it
+            return EXACT
         signs = {
             Sign.LAYOUT: self.layouts.mismatch,
             Sign.BLOCKS: self.standing.disbelief,
             Sign.STREAM: self.sequencer.doubt,
         }
         return judge(signs, self.sequencer.missing_history)
+
+    @property
+    def num_losses(self) -> int:
+        """How often its events have told so far that something is no longer there."""
+        told = self.stats
+        return told.num_blocks_removed + told.num_clears + self.sequencer.stats.num_restarts
 
     def current_stats(self) -> FeedStats:
         """The counters, brought up to date."""

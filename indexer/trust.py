@@ -32,6 +32,10 @@ class Trust:
     reason: str = ""
 
 
+EXACT = Trust(TrustLevel.EXACT)
+"""Of a worker without any sign against it, whose whole history is known."""
+
+
 class Sign(StrEnum):
     """What speaks against a worker's claims."""
 
@@ -84,7 +88,7 @@ def judge(signs: Mapping[Sign, str], missing_history: str = "") -> Trust:
     for sign, rule in RULES.items():
         if reason := signs.get(sign):
             return Trust(rule.level, reason)
-    return Trust(TrustLevel.EXACT, missing_history)
+    return Trust(TrustLevel.EXACT, missing_history) if missing_history else EXACT
 
 
 class Verdict(StrEnum):

@@ -177,11 +177,8 @@ class Beliefs:
             self._bridge.confirm(slot, expectation.chain)
 
     def num_losses(self, slot: Slot) -> int:
-        """How often the worker's events have told so far that something is no longer there."""
-        if not self.has_events(slot):
-            return 0
-        stats = self.feed.stats(slot)
-        return stats.num_blocks_removed + stats.num_clears + stats.num_restarts
+        """See KvFeed; of a worker without events nothing can be lost."""
+        return self.feed.num_losses(slot)
 
     def num_index_blocks(self, slot: Slot) -> int:
         return self.feed.index.num_blocks(slot)

@@ -6,7 +6,6 @@ or should have been; once they agree, only now and then. What the findings mean 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from indexer.blocks import BlockHash, HashSpace
@@ -115,18 +114,16 @@ class ParityChecks:
         watch, expectation = self._watches[booking.slot], booking.expectation
         if watch.followed is not None or not expectation.is_exact:
             return
-        if now < watch.due_at.get(expectation.subject, now) or not self._feed.is_sound(booking.slot):
-            return
         if expectation.exact_blocks >= len(expectation.chain):
             return  # nothing of it will be stored anew
+        if now < watch.due_at.get(expectation.subject, now) or not self._feed.is_sound(booking.slot):
+            return
         before = _Told.of(self._feed.stats(booking.slot))
         watch.followed = _Followed(booking, prompt.cache_salt, before)
         self._open.add(booking.slot)
         self._feed.sample_roots(booking.slot, True)
 
-    def reported(
-        self, booking: Booking, cached_tokens: int, *, was_alone: bool, num_losses: Callable[[], int]
-    ) -> None:
+    def reported(self, booking: Booking, cached_tokens: int, *, was_alone: bool, num_losses: int) -> None:
         """The engine has said how much of an exact prompt was cached. `num_losses`: how many its events have
         told of by now."""
         slot, expectation = booking.slot, booking.expectation
@@ -139,7 +136,7 @@ class ParityChecks:
             outcome = Outcome.AGREES if expected else Outcome.SKIPPED
         elif (
             not was_alone
-            or num_losses() != expectation.num_losses
+            or num_losses != expectation.num_losses
             or (cached_tokens > expected and self._feed.missing_history(slot))
         ):
             outcome = Outcome.SKIPPED
@@ -170,6 +167,8 @@ class ParityChecks:
 
     def conclude(self, *, now: float) -> float | None:
         """Look whether awaited blocks have come; returns when to look again at the latest."""
+        if not self._open:
+            return None
         deadlines = []
         for slot in tuple(self._open):
             watch = self._watches[slot]

@@ -312,7 +312,7 @@ class RoutingCore:
         slot, expectation, block_tokens = entry.slot, booking.expectation, entry.space.block_tokens
         was_alone = booking.was_alone or entry.sole is booking
         self._parity.reported(
-            booking, reported, was_alone=was_alone, num_losses=lambda: self._beliefs.num_losses(slot)
+            booking, reported, was_alone=was_alone, num_losses=self._beliefs.num_losses(slot)
         )
         if was_alone:
             self._beliefs.withdraw(slot, expectation, block_tokens, reported, now=now)
