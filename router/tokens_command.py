@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from indexer.blocks import HashSpace, root_seed
+from indexer.blocks import HASHINGS, HashSpace
 from policies.types import Worker
 from router.core.catalogue import Catalogue, Resolution
 from router.engines import ENGINES, ProbeFailed, WorkerFacts, WorkerSessions, probe
@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     for flag, metavar, help in _FLAGS:
         parser.add_argument(flag, metavar=metavar, help=help, required=flag == "--tokenizer")
     parser.add_argument("--block-size", type=_positive, metavar="N", help="of a block [the worker's, or 16]")
+    parser.add_argument(
+        "--lookahead-tokens", type=_whole, default=0, metavar="N",
+        help="tokens behind a block that its hash covers too, as with EAGLE [0]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--block-hash", choices=tuple(HASHINGS), default="kvgate", help="as given to kvgate serve [kvgate]"
+    )
     return parser
 
 
@@ -87,8 +94,14 @@ _FLAGS = (
 
 
 def _positive(word: str) -> int:
-    if not word.isascii() or not word.isdigit() or int(word) == 0:
+    if (number := _whole(word)) == 0:
         raise argparse.ArgumentTypeError("must be a whole number of at least 1")
+    return number
+
+
+def _whole(word: str) -> int:
+    if not word.isascii() or not word.isdigit():
+        raise argparse.ArgumentTypeError("must be a whole number")
     return int(word)
 
 
@@ -112,15 +125,20 @@ async def _report(arguments: argparse.Namespace, raw: bytes) -> dict[str, Any]:
         resolution = worker.resolve(arguments.model or body.parsed.model)
         text, packed = await _tokens(model, body, worker.manner)
         ours = _ids(packed)
-        block_tokens = arguments.block_size or worker.block_tokens or DEFAULT_BLOCK_TOKENS
+        space = HashSpace(
+            resolution.base_model,
+            arguments.block_size or worker.block_tokens or DEFAULT_BLOCK_TOKENS,
+            arguments.lookahead_tokens,
+            arguments.block_hash,
+        )
         report: dict[str, Any] = {
             "model": resolution.base_model,
             "adapter": resolution.adapter,
             "rendered": text,
             "num_tokens": len(ours),
             "token_ids": ours,
-            "block_size": block_tokens,
-            "block_hashes": await _hashes(packed, block_tokens, resolution, body.parsed.cache_salt),
+            "block_size": space.block_tokens,
+            "block_hashes": await _hashes(packed, space, resolution, body.parsed.cache_salt),
         }
         if arguments.worker:
             theirs = await worker.tokens(body, resolution.model)
@@ -178,11 +196,11 @@ _REASONS = {
 }
 
 
-async def _hashes(packed: bytes, block_tokens: int, resolution: Resolution, cache_salt: str) -> list[str]:
-    space = HashSpace(resolution.base_model, block_tokens)
-    seed = root_seed(resolution.base_model, adapter=resolution.adapter, cache_salt=cache_salt)
+async def _hashes(packed: bytes, space: HashSpace, resolution: Resolution, cache_salt: str) -> list[str]:
+    root = HASHINGS[space.hashing].root
+    seed = root(space.base_model, adapter=resolution.adapter, cache_salt=cache_salt)
     chains = await chain_hashes(packed, [(space, seed)], Pace())
-    return [f"{block_hash:015x}" for block_hash in chains[space]]
+    return [f"{block_hash:016x}" for block_hash in chains[space]]
 
 
 def _ids(packed: bytes) -> list[int]:

@@ -7,7 +7,7 @@ import sys
 import msgspec
 import pytest
 
-from indexer.blocks import chain_block_hashes, pack_tokens, root_seed
+from indexer.blocks import HASHINGS, chain_block_hashes, pack_tokens, root_seed
 from router import tokens_command
 from tests.support.fake_worker import FakeWorker
 from tests.support.tokenizers import TINY, encoder, rows
@@ -66,6 +66,16 @@ def test_ids_are_hashed_as_they_are(run):
     assert [int(h, 16) for h in report["block_hashes"]] == chain_block_hashes(
         pack_tokens([5, 6, 7, 8]), 16, root_seed("m")
     )
+
+
+def test_hashes_are_those_of_the_hashing_and_the_lookahead_asked_for(run):
+    ids = [5, 6, 7, 8, 9, 10, 11, 12]
+    argv = ("--block-size", 4, "--model", "m", "--block-hash", "dynamo", "--lookahead-tokens", 1)
+    _, report, _ = run({"prompt": ids}, *argv)
+    dynamo = HASHINGS["dynamo"]
+    hashes = dynamo.chain(pack_tokens(ids), 16, dynamo.root("m"), lookahead_bytes=4)
+    assert len(hashes) == 1, "the second block lacks the token behind it"
+    assert [int(block_hash, 16) for block_hash in report["block_hashes"]] == hashes
 
 
 def test_a_salt_changes_the_hashes(run):
