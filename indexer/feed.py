@@ -232,8 +232,10 @@ class KvFeed:
     def num_losses(self, slot: Slot) -> int:
         """How often the worker's events have told so far that something is no longer there; 0 for one without
         a publisher."""
-        publisher = self._publishers.get(slot)
-        return publisher.num_losses if publisher else 0
+        if (publisher := self._publishers.get(slot)) is None:
+            return 0
+        told = publisher.stats
+        return told.num_blocks_removed + told.num_clears + publisher.sequencer.stats.num_restarts
 
     def snapshot(self, names: Mapping[Slot, str]) -> Iterator[bytes]:
         """What the publishers hold, under these names, in pieces. Messages may be taken in between two of

@@ -120,12 +120,6 @@ class Publisher:
         }
         return judge(signs, self.sequencer.missing_history)
 
-    @property
-    def num_losses(self) -> int:
-        """How often its events have told so far that something is no longer there."""
-        told = self.stats
-        return told.num_blocks_removed + told.num_clears + self.sequencer.stats.num_restarts
-
     def current_stats(self) -> FeedStats:
         """The counters, brought up to date."""
         counted = self.sequencer.stats

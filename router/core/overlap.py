@@ -21,7 +21,7 @@ from indexer.trust import Sign, Trust, judge
 from policies.types import Slot, Worker
 from router.core.pools import Pool, hash_space_of
 from router.core.prompt import Prompt
-from router.core.usage import Expectation, expected_cached_tokens
+from router.core.usage import Expectation, expected_cached_tokens, lacks_last_block
 
 _PREDICTED = judge({Sign.SILENT: "no KV events are expected from it"})
 
@@ -166,10 +166,12 @@ class Beliefs:
         """A lone request found less in the worker's cache than its events had promised: the rest goes.
 
         Not when events have told of a loss since: that explains it, and what they have stored since is there.
-        What the request computed anew is there too, so it is bridged.
+        What the request computed anew is there too, so it is bridged. One block less is no sign: dropped, it
+        would hide all that the worker holds behind it.
         """
         promised = expectation.exact_blocks
-        if reported_tokens >= expected_cached_tokens(promised, expectation.num_tokens, block_tokens):
+        expected = expected_cached_tokens(promised, expectation.num_tokens, block_tokens)
+        if reported_tokens >= expected or lacks_last_block(expected, reported_tokens, block_tokens):
             return
         if self.num_losses(slot) == expectation.num_losses:
             self.feed.truncate(slot, expectation.chain[reported_tokens // block_tokens : promised])

@@ -26,6 +26,7 @@ from policies.types import Slot, Worker
 from router.core.limits import PARITY_PATIENCE_SECONDS, PARITY_SAMPLE_SECONDS
 from router.core.loads import Booking
 from router.core.prompt import Prompt
+from router.core.usage import lacks_last_block
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +141,7 @@ class ParityChecks:
             or (cached_tokens > expected and self._feed.missing_history(slot))
         ):
             outcome = Outcome.SKIPPED
-        elif expected - cached_tokens == watch.space.block_tokens:
-            # Under EAGLE vLLM computes the last block that it finds anew.
+        elif lacks_last_block(expected, cached_tokens, watch.space.block_tokens):
             outcome, note = Outcome.SKIPPED, "one block less than expected, as with speculative decoding"
         else:
             outcome, note = Outcome.DIFFERS, cause_of_cached(expected, cached_tokens)

@@ -51,6 +51,12 @@ def expected_cached_tokens(blocks: int, num_tokens: int, block_tokens: int) -> i
     return max(0, min(blocks, (num_tokens - 1) // block_tokens)) * block_tokens
 
 
+def lacks_last_block(expected: int, reported: int, block_tokens: int) -> bool:
+    """Whether the engine has found one block less than it holds: under EAGLE vLLM computes the last one that it
+    finds anew, and SGLang needs the token behind it."""
+    return expected - reported == block_tokens
+
+
 class TokenRatio:
     """Real tokens per estimated token of the byte prompts of one base model; 1 until something was
     observed."""

@@ -340,7 +340,8 @@ def test_a_slot_is_free_once_nothing_of_its_worker_is_left(make, unit):
         (0, 0),
         (15, 0),  # an engine counts whole blocks; a part of one is none
         (16, 1),
-        (48, 3),
+        (32, 2),
+        (48, 4),  # one block less is what engines find under EAGLE: it is there, and more may lie behind it
         (64, 4),
         (80, 4),
     ],
@@ -360,8 +361,8 @@ def test_the_last_token_s_block_is_not_missed_when_a_prompt_is_cached_whole():
     whole = believer.expectation(0, exact_blocks=4, num_tokens=len(FOUR))
     believer.beliefs.withdraw(0, whole, BLOCK, 3 * BLOCK, now=0.0)
     assert believer.match().exact == {0: 4}
-    believer.beliefs.withdraw(0, whole, BLOCK, 2 * BLOCK, now=0.0)
-    assert believer.match().exact == {0: 2}
+    believer.beliefs.withdraw(0, whole, BLOCK, 1 * BLOCK, now=0.0)
+    assert believer.match().exact == {0: 1}
 
 
 def test_blocks_that_were_not_promised_are_not_withdrawn():
@@ -369,9 +370,9 @@ def test_blocks_that_were_not_promised_are_not_withdrawn():
     believer.store(0, 2)
     asked = believer.expectation(0, exact_blocks=2)
     believer.store(0, 4)
-    believer.beliefs.withdraw(0, asked, BLOCK, BLOCK, now=0.0)
-    assert believer.match().exact == {0: 1}
-    believer.publish(0, BlockStored([CHAIN[1]], CHAIN[0], FOUR[BLOCK : 2 * BLOCK], BLOCK))
+    believer.beliefs.withdraw(0, asked, BLOCK, 0, now=0.0)
+    assert believer.match().exact == {}
+    believer.store(0, 2)
     assert believer.match().exact == {0: 4}, "the third and fourth block were claimed all along"
 
 
