@@ -168,7 +168,8 @@ class MissingBlocks:
 
     `first_hash`: of its first block. `num_messages`, `num_blocks_stored`, `roots`: what its publisher told
     meanwhile. `was_heard`: it has told something before. `others_agree`: prompts of other subjects did
-    appear. `engine`: name and release.
+    appear. `tokens_note`: why probes have other tokens there; `tokens_agree`: they have the same. `engine`:
+    name and release.
     """
 
     subject: Subject
@@ -182,6 +183,7 @@ class MissingBlocks:
     others_agree: bool
     roots: Sequence[StoredRoot] = ()
     tokens_note: str = ""
+    tokens_agree: bool = False
 
 
 def cause_of_blocks(missing: MissingBlocks) -> str:
@@ -231,10 +233,10 @@ def _cause_of_subject(missing: MissingBlocks) -> str:
         return f"LoRA adapter {missing.subject.adapter} has no blocks under its name"
     if missing.others_agree and missing.subject.is_salted:
         return f"salted prompts have no blocks under their salt ({missing.engine})"
-    return (
-        "the blocks that it stores are not those of the prompts sent to it: its tokenizer or chat template "
-        "is not the one that we use"
-    )
+    what = "the blocks that it stores are not those of the prompts sent to it"
+    if missing.tokens_agree:
+        return f"{what}, though probes have the same tokens: is this its event endpoint?"
+    return f"{what}: its tokenizer or chat template is not the one that we use"
 
 
 def cause_of_cached(expected: int, reported: int) -> str:

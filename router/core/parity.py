@@ -138,7 +138,7 @@ class ParityChecks:
         elif (
             not was_alone
             or num_losses != expectation.num_losses
-            or (cached_tokens > expected and self._feed.missing_history(slot))
+            or (cached_tokens > expected and self._may_hold_more(slot))
         ):
             outcome = Outcome.SKIPPED
         elif lacks_last_block(expected, cached_tokens, watch.space.block_tokens):
@@ -146,6 +146,11 @@ class ParityChecks:
         else:
             outcome, note = Outcome.DIFFERS, cause_of_cached(expected, cached_tokens)
         watch.state.note(Check.CACHED, expectation.subject, outcome, note)
+
+    def _may_hold_more(self, slot: Slot) -> bool:
+        """Whether there is a reason for the index to know less than it holds: events came before us, or what
+        they told did not fit."""
+        return bool(self._feed.missing_history(slot) or self._feed.stats(slot).num_blocks_dropped)
 
     def not_reported(self, booking: Booking) -> None:
         """The engine's usage has no cached tokens, and never had."""
@@ -259,6 +264,7 @@ class ParityChecks:
             others_agree=watch.state.agrees_somewhere(Check.BLOCKS),
             roots=self._feed.roots(slot),
             tokens_note=watch.state.worst(Check.TOKENS),
+            tokens_agree=watch.state.agrees_somewhere(Check.TOKENS),
         )
 
     def may_learn(self, booking: Booking) -> bool:

@@ -52,8 +52,8 @@ def expected_cached_tokens(blocks: int, num_tokens: int, block_tokens: int) -> i
 
 
 def lacks_last_block(expected: int, reported: int, block_tokens: int) -> bool:
-    """Whether the engine has found one block less than it holds: under EAGLE vLLM computes the last one that it
-    finds anew, and SGLang needs the token behind it."""
+    """Whether the engine has found one block less than it holds: under EAGLE vLLM computes the last one that
+    it finds anew, and SGLang needs the token behind it."""
     return expected - reported == block_tokens
 
 

@@ -90,6 +90,11 @@ def missing(subject=BASE, *, salt="", **fields) -> MissingBlocks:
             "the blocks that it stores are not those of the prompts sent to it: its tokenizer or chat "
             "template is not the one that we use",
         ),
+        (
+            missing(tokens_agree=True),
+            "the blocks that it stores are not those of the prompts sent to it, though probes have the same "
+            "tokens: is this its event endpoint?",
+        ),
     ],
 )
 def test_the_cause_of_missing_blocks(what: MissingBlocks, cause: str) -> None:

@@ -258,6 +258,14 @@ def test_cached_tokens_that_stay_others_are_warned_of_and_degrade_nothing() -> N
     assert room.trust is TrustLevel.EXACT
 
 
+def test_what_did_not_fit_the_index_explains_more_cached_tokens() -> None:
+    room = Room()
+    room.core.feed.stats(room.engine.slot).num_blocks_dropped = 1
+    for name in range(3):
+        room.serve(tokens(name), stores=tokens(name), cached=2 * BLOCK)
+    assert room.counts(Check.CACHED) == {"skipped": 3}
+
+
 def test_one_block_less_is_what_speculative_decoding_does() -> None:
     room = Room()
     for name in range(5):
