@@ -7,6 +7,7 @@ with the others too, so there it is remembered by block.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 from indexer.blocks import BlockHash, BlockHashing
 from indexer.events import BlockStored
@@ -41,7 +42,8 @@ class Namespaces:
             return
         if salt := event.cache_salt or self._salts.get(parent or 0, ""):
             self._salts.update(dict.fromkeys(hashes, salt))
-            for oldest in list(self._salts)[: len(self._salts) - SALTED_BLOCKS]:
+            num_too_many = max(0, len(self._salts) - SALTED_BLOCKS)
+            for oldest in list(islice(self._salts, num_too_many)):
                 del self._salts[oldest]
 
     def clear(self) -> None:

@@ -70,8 +70,8 @@ class Orphans:
             self._drop_oldest()
 
     def take(self, known: Iterable[Key]) -> list[Orphan]:
-        """Those that waited for one of these blocks; they wait no longer."""
-        found = [orphan for key in known for orphan in self.waiting.get(key, ())]
+        """Those that waited for one of these blocks, which may be named twice; they wait no longer."""
+        found = [orphan for key in dict.fromkeys(known) for orphan in self.waiting.get(key, ())]
         for orphan in found:
             self._leave(orphan)
         return found

@@ -64,6 +64,15 @@ def test_after_a_clear_nothing_is_remembered(hashing: str) -> None:
     assert worker.depth(chain(hashing, salt="tenant")) == 0
 
 
+def test_as_many_salted_blocks_are_remembered_as_the_bound_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces, "SALTED_BLOCKS", 3)
+    worker = Worker("dynamo")
+    worker.publish(stored([1], PROMPT[:4], extra_keys=[["tenant"]]))
+    worker.publish(stored([9], PROMPT[8:], extra_keys=[["other"]]))
+    worker.publish(stored([2, 3], PROMPT[4:], parent=1))
+    assert worker.depth(chain("dynamo", salt="tenant")) == 3
+
+
 def test_salted_blocks_are_remembered_within_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """What follows a forgotten one matches nothing; nothing is invented."""
     monkeypatch.setattr(namespaces, "SALTED_BLOCKS", 2)

@@ -72,6 +72,12 @@ def test_a_whole_branch_waits_for_one_parent(worker: Worker) -> None:
     assert worker.counts == (4, 4)
 
 
+def test_a_parent_that_its_event_names_twice(worker: Worker) -> None:
+    worker.publish(block(3))
+    worker.publish(stored([1, 2, 2], PROMPT[:12]))
+    assert worker.counts == (1, 1)
+
+
 def test_a_long_branch(worker: Worker) -> None:
     """However long: adoption does not recurse."""
     names = range(2, 3000)
