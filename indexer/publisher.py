@@ -366,7 +366,7 @@ class Publisher:
             key = key_of(engine_hash)
             block_hash = self._block_hash(key)
             if block_hash is None:
-                self._let_wait(key, replace(event, block_hashes=(engine_hash,)))
+                self._let_wait(key, replace(event, block_hashes=(engine_hash,), token_ids=()))
             else:
                 self.stats.num_blocks_stored += 1
                 key_map.store((key,), (block_hash,))

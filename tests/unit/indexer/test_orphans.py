@@ -166,3 +166,12 @@ def test_one_event_beyond_all_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = Orphans()
     waiting.add(9, BlockStored([1, 2, 3], 9, [0] * 12, 4), message=0)
     assert (len(waiting), waiting.num_dropped) == (0, 1)
+
+
+def test_names_of_another_group_wait_without_its_tokens(worker: Worker) -> None:
+    """Cut as the device turns out to be cut, they would else be taken for all blocks of their event."""
+    full = {"kv_cache_spec_kind": "full_attention"}
+    worker.publish(stored([1], PROMPT[:4], medium="CPU", group_idx=0, **full))
+    worker.publish(stored([7, 8], [1, 2, 3, 4], medium="CPU", group_idx=1, block_tokens=2, **full))
+    worker.publish(stored([7], [1, 2], group_idx=0, block_tokens=2, **full))
+    assert worker.counts == (2, 1)
