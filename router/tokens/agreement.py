@@ -56,7 +56,7 @@ class Agreement:
         return not targets if verdict is None else verdict
 
     def is_relied_on(self, base_model: str) -> bool:
-        """Whether a worker has agreed."""
+        """Whether a worker has agreed, or could not be asked for tokens of its own."""
         return self._verdicts.get(base_model, False)
 
     async def _ask(self, resolution: Resolution, target: TokenizeTarget) -> None:
@@ -82,6 +82,8 @@ class Agreement:
             return ""
         http = WorkerHttp(self._sessions, target.url, target.headers, timeout_seconds=TOKENIZE_SECONDS)
         answer = await http.post_json(TOKENIZE_PATH, request, ANSWER_BYTES_BASE)
+        if answer.status >= 500:  # a worker in trouble: of its tokens that says nothing
+            raise CallFailed(f"{TOKENIZE_PATH} answered {answer.status}")
         try:
             theirs = msgspec.json.decode(answer.body, type=_Tokens).tokens if answer.is_success else None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

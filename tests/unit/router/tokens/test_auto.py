@@ -96,8 +96,9 @@ async def test_where_tokens_differ_the_worker_is_asked_and_it_is_said_once(make_
 
 
 @pytest.mark.parametrize("has_tokenizer", [True])
-async def test_a_worker_that_does_not_answer_is_asked_again(make_source, worker, host):
-    worker.answers["POST /tokenize"] = None
+@pytest.mark.parametrize("trouble", [None, (503, b"{}")])
+async def test_a_worker_that_does_not_answer_is_asked_again(trouble, make_source, worker, host):
+    worker.answers["POST /tokenize"] = trouble
     source = make_source("auto", host)
     await prompt_of(source, TEXT)
     await eventually(lambda: not source._agreement._asking)
