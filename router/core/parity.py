@@ -124,9 +124,8 @@ class ParityChecks:
         self._open.add(booking.slot)
         self._feed.sample_roots(booking.slot, True)
 
-    def reported(self, booking: Booking, cached_tokens: int, *, was_alone: bool, num_losses: int) -> None:
-        """The engine has said how much of an exact prompt was cached. `num_losses`: how many its events have
-        told of by now."""
+    def reported(self, booking: Booking, cached_tokens: int, *, was_alone: bool) -> None:
+        """The engine has said how much of an exact prompt was cached."""
         slot, expectation = booking.slot, booking.expectation
         watch = self._watches[slot]
         if watch.followed is not None and watch.followed.booking is booking:
@@ -137,7 +136,7 @@ class ParityChecks:
             outcome = Outcome.AGREES if expected else Outcome.SKIPPED
         elif (
             not was_alone
-            or num_losses != expectation.num_losses
+            or self._feed.num_losses(slot) != expectation.num_losses
             or (cached_tokens > expected and self._may_hold_more(slot))
         ):
             outcome = Outcome.SKIPPED

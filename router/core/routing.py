@@ -311,10 +311,8 @@ class RoutingCore:
         """Expected against reported: what was claimed too much is withdrawn, what was missed is learnt."""
         slot, expectation, block_tokens = entry.slot, booking.expectation, entry.space.block_tokens
         was_alone = booking.was_alone or entry.sole is booking
-        self._parity.reported(
-            booking, reported, was_alone=was_alone, num_losses=self._beliefs.num_losses(slot)
-        )
-        if was_alone:
+        self._parity.reported(booking, reported, was_alone=was_alone)
+        if was_alone and reported < expectation.cached_tokens:
             self._beliefs.withdraw(slot, expectation, block_tokens, reported, now=now)
         if reported > expectation.exact_blocks * block_tokens and self._parity.may_learn(booking):
             self.feed.learn(slot, expectation.chain[: reported // block_tokens])
