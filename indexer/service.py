@@ -71,7 +71,7 @@ class IndexService:
         self.feed = KvFeed(max_bytes=max_bytes)
         self._warm_start = warm_start or WarmStart()
         self._members: dict[str, _Member] = {}
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         self._ticker: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -82,7 +82,6 @@ class IndexService:
             self._ticker.cancel()
         for name in list(self._members):
             self.unregister(name)
-        self._context.destroy(linger=0)
 
     def register(self, worker: FollowedWorker) -> None:
         """Follow a worker from now on. Raises ValueError in words for one that can't be followed."""

@@ -72,7 +72,7 @@ class MockFleet:
             events_port=events_port,
             num_ranks=data_parallel_size,
         )
-        self._context = zmq.Context[zmq.Socket[bytes]]()
+        self._context = zmq.Context[zmq.Socket[bytes]].instance()
         self.workers = [MockWorker(config, i, self._context) for i in range(num_workers)]
 
     async def __aenter__(self) -> Self:
@@ -90,7 +90,6 @@ class MockFleet:
     async def close(self) -> None:
         for worker in self.workers:
             await worker.close()
-        self._context.term()
 
     async def _handle_fault(self, asked: MockWorker, request: web.Request) -> web.Response:
         body = decode(await request.read(), FaultBody)

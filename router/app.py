@@ -93,8 +93,8 @@ class Gateway:
         self._certificate = _certificate(settings)
         self._worker_tls = _worker_tls(settings)
         sessions = await self._resources.enter_async_context(WorkerSessions(self._worker_tls))
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._resources.callback(context.destroy, linger=0)
+        # The process's one: subscriptions close their sockets, and nobody waits for ZMQ's threads to agree.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
         warm_start = WarmStart()
         self.fleet = Fleet(
             core=self.core,

@@ -149,7 +149,7 @@ async def test_lost_events_are_replayed_and_nothing_is_believed_meanwhile(mocks)
 
 
 async def test_garbage_on_the_event_socket_is_counted_and_serving_goes_on(mocks) -> None:
-    context = zmq.Context()
+    context = zmq.Context.instance()
     publisher = KvPublisher(context)
     worker = WorkerConfig(
         url=mocks[0].url, name="w0", kv_events=publisher.endpoint, kv_replay=publisher.replay_endpoint
@@ -169,7 +169,6 @@ async def test_garbage_on_the_event_socket_is_counted_and_serving_goes_on(mocks)
             await client.complete(words("a"))
     finally:
         publisher.close()
-        context.destroy(linger=0)
 
 
 async def test_a_worker_that_is_down_at_start_joins_when_it_answers(mocks, caplog) -> None:

@@ -38,7 +38,7 @@ class Clock:
 @contextlib.asynccontextmanager
 async def fleet_of(*specs: WorkerSpec, clock: Clock | None = None):
     core = RoutingCore(policy=make_policy("kv"))
-    context = zmq.Context()
+    context = zmq.Context.instance()
     async with WorkerSessions(system_trust()) as sessions:
         fleet = Fleet(
             core=core, settings=Settings(), sessions=sessions, context=context, clock=clock or Clock()
@@ -48,7 +48,6 @@ async def fleet_of(*specs: WorkerSpec, clock: Clock | None = None):
             yield fleet
         finally:
             await fleet.stop()
-            context.destroy(linger=0)
 
 
 def spec(worker: FakeWorker, name: str = "w0") -> WorkerSpec:

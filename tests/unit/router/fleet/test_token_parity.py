@@ -69,7 +69,7 @@ def num_probes(worker: FakeWorker) -> int:
 @contextlib.asynccontextmanager
 async def fleet_of(*workers: FakeWorker, source: object, clock: Clock | None = None):
     core = RoutingCore(policy=make_policy("kv"))
-    context = zmq.Context()
+    context = zmq.Context.instance()
     settings = Settings(load_monitor_interval=0.01, health_check_interval_secs=0.01)
     specs = [
         WorkerSpec(id=f"w{i}", url=worker.url, kv_events=f"tcp://127.0.0.1:{i + 1}")
@@ -85,7 +85,6 @@ async def fleet_of(*workers: FakeWorker, source: object, clock: Clock | None = N
             yield fleet
         finally:
             await fleet.stop()
-            context.destroy(linger=0)
 
 
 def finding(fleet: Fleet, worker_id: str = "w0"):
