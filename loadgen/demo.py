@@ -33,7 +33,7 @@ from loadgen.pacing import UTILISATION, Pace, pace_for
 from loadgen.report import TABLE_NOTE, render_table
 from loadgen.results import RequestResult, some_errors
 from loadgen.traces import TraceError, TraceRequest, hit_rate_dealt, statistics_of
-from policies import POLICIES
+from policies import PolicyError, parse_policies, spell_policy
 
 DEFAULT_REQUESTS = 600
 DEFAULT_WORKERS = 4
@@ -238,7 +238,10 @@ def _parser() -> argparse.ArgumentParser:
         "--requests", type=whole_number(2), default=DEFAULT_REQUESTS, help="how many requests"
     )
     parser.add_argument(
-        "--policies", type=_policy_names, default=DEFAULT_POLICIES, help="separated by commas"
+        "--policies",
+        type=_policies,
+        default=DEFAULT_POLICIES,
+        help="separated by commas, each NAME or NAME,key=value,...",
     )
     parser.add_argument(
         "--num-workers",
@@ -249,12 +252,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _policy_names(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in POLICIES]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(POLICIES)}")
-    return names
+def _policies(text: str) -> list[str]:
+    try:
+        return [spell_policy(policy) for policy in parse_policies(text)]
+    except PolicyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

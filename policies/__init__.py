@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from policies import spelling
 from policies.base import BasePolicy, Needs, Policy, TierWeights
 from policies.kv import Kv
 from policies.least_loaded import LeastLoaded
-from policies.parameters import Parameter, ParameterValue, PolicyError
+from policies.parameters import Parameter, ParameterValue, PolicyError, require_known
 from policies.power_of_two import PowerOfTwo
 from policies.round_robin import RoundRobin
 from policies.uniform import Uniform
@@ -27,6 +28,10 @@ __all__ = [
     "TierWeights",
     "make_policy",
     "parameters_of",
+    "parse_policies",
+    "parse_policy",
+    "read_policy",
+    "spell_policy",
 ]
 
 POLICIES: dict[str, type[Kv | LeastLoaded | PowerOfTwo | RoundRobin | Uniform]] = {
@@ -56,8 +61,33 @@ def parameters_of(name: str) -> Mapping[str, Parameter]:
     return _policy_class(name).PARAMETERS
 
 
+def parse_policy(text: str) -> Policy:
+    """The policy that `NAME` or `NAME,key=value,...` means. Raises PolicyError, which lists what is
+    allowed."""
+    return make_policy(*read_policy(text))
+
+
+def read_policy(text: str) -> tuple[str, dict[str, ParameterValue]]:
+    """The same as the name in the table and the parameters that the text gives, checked."""
+    name, given = spelling.take_apart(text)
+    policy = _policy_class(name)
+    require_known(policy.PARAMETERS, given, policy=policy.name)
+    return policy.name, {key: policy.PARAMETERS[key].read(value) for key, value in given.items()}
+
+
+def parse_policies(text: str) -> list[Policy]:
+    """The policies of a list with commas; `kv,temperature=0.2,random` is two. Raises PolicyError."""
+    return [parse_policy(each) for each in spelling.split_list(text)]
+
+
+def spell_policy(policy: Policy) -> str:
+    """What `parse_policy` takes for this policy, at its shortest."""
+    return spelling.spell(policy.name, policy.parameters, parameters_of(policy.name))
+
+
 def _policy_class(name: str) -> type[Kv | LeastLoaded | PowerOfTwo | RoundRobin | Uniform]:
-    known = ALIASES.get(name, name)
+    known = spelling.name_of(name)
+    known = ALIASES.get(known, known)
     if known not in POLICIES:
         raise PolicyError(f"unknown policy {name!r}; known: {', '.join(POLICIES)}")
     return POLICIES[known]

@@ -86,5 +86,9 @@ class BasePolicy:
         """Raises PolicyError for an unknown parameter or a value out of range."""
         self.parameters: Mapping[str, ParameterValue] = fill_in(self.PARAMETERS, parameters, policy=self.name)
 
+    def number(self, name: str) -> float:
+        """The value of a parameter that is a number or a switch."""
+        return float(self.parameters[name])
+
     def placed(self, worker: Worker) -> None:
         """Nothing to remember."""

@@ -76,16 +76,16 @@ class Kv(BasePolicy):
 
     def __init__(self, parameters: Mapping[str, object] | None = None) -> None:
         super().__init__(parameters)
-        value = self.parameters
-        self._credit = value["overlap_score_credit"]
-        self._decay = value["overlap_score_credit_decay"]
-        self._prefill_scale = value["prefill_load_scale"]
-        self._request_weight = value["active_request_weight"]
-        self._temperature = value["temperature"]
-        self._tracks_prefill = bool(value["track_prefill_tokens"])
-        self._tracks_blocks = bool(value["track_active_blocks"])
-        self.tier_weights = TierWeights(value["host_cache_hit_weight"], value["disk_cache_hit_weight"])
-        self.assumes_kv_reuse = bool(value["assume_kv_reuse"])
+        value = self.number
+        self._credit = value("overlap_score_credit")
+        self._decay = value("overlap_score_credit_decay")
+        self._prefill_scale = value("prefill_load_scale")
+        self._request_weight = value("active_request_weight")
+        self._temperature = value("temperature")
+        self._tracks_prefill = bool(value("track_prefill_tokens"))
+        self._tracks_blocks = bool(value("track_active_blocks"))
+        self.tier_weights = TierWeights(value("host_cache_hit_weight"), value("disk_cache_hit_weight"))
+        self.assumes_kv_reuse = bool(value("assume_kv_reuse"))
         self.needs = Needs(overlap=True, loads=True, decode_blocks=self._tracks_blocks)
 
     def choose(self, request: RoutingRequest, candidates: Candidates, rng: random.Random) -> Choice:

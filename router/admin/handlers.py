@@ -12,8 +12,7 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from indexer.http import stream_dump, stream_snapshot
-from policies import ALIASES, POLICIES, PolicyError, make_policy, parameters_of
-from policies.base import Policy
+from policies import POLICIES, PolicyError, make_policy, parameters_of, read_policy, spell_policy
 from policies.types import Decision
 from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
@@ -195,16 +194,22 @@ class Handlers:
         ):
             raise BadRequest('The body must be {"policy": NAME, "parameters": {...}}', param="policy")
         try:
-            configured = self._settings.parameters_for(ALIASES.get(name, name))
-            policy = make_policy(name, {**configured, **parameters})
+            name, spelled = read_policy(name)
+            configured = self._settings.parameters_for(name)
+            policy = make_policy(name, {**configured, **spelled, **parameters})
         except PolicyError as error:
             raise BadRequest(str(error), param="policy") from None
         self._core.set_policy(policy)
-        _logger.info("the policy is now %s", _in_words(policy))
+        _logger.info("the policy is now %s", spell_policy(policy))
         return json_response(self._policy())
 
     def _policy(self) -> dict[str, Any]:
-        return {"policy": self._core.policy.name, "parameters": dict(self._core.policy.parameters)}
+        policy = self._core.policy
+        return {
+            "policy": policy.name,
+            "parameters": dict(policy.parameters),
+            "text": spell_policy(policy),
+        }
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -217,13 +222,6 @@ def _of_request(decisions: Sequence[Decision], request_id: str) -> list[Decision
     if not found:
         raise NotKnown(f"No decision for request {request_id!r} is remembered", param="request_id")
     return found
-
-
-def _in_words(policy: Policy) -> str:
-    """The name, and what is not at its default."""
-    defaults = {name: parameter.default for name, parameter in parameters_of(policy.name).items()}
-    changed = [f"{name}={value}" for name, value in policy.parameters.items() if value != defaults[name]]
-    return f"{policy.name} with {', '.join(changed)}" if changed else policy.name
 
 
 def _parameters(policy: str) -> dict[str, Any]:

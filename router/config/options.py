@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 
 from indexer.blocks import HASHINGS
-from policies import ALIASES, POLICIES, Parameter, parameters_of
+from policies import POLICIES, Parameter, parameters_of
 from router.config.settings import Settings
 from router.config.values import (
     Value,
@@ -115,6 +115,8 @@ def _kv_option(parameter: Parameter) -> Option:
 
 
 def _parameter_value(parameter: Parameter) -> Value:
+    if parameter.words:
+        return choice(parameter.words)
     return boolean() if parameter.is_switch else number(parameter.minimum, parameter.maximum)
 
 
@@ -130,7 +132,9 @@ _address = text("a host name or an IP address", metavar="ADDRESS")
 _template = optional(text("an endpoint such as tcp://{host}:5557", metavar="TEMPLATE"), "none")
 _url = text("a URL: http://host:8000, https://host:8443 or unix:/path/to.sock", metavar="URL")
 _file = optional(text("a path", metavar="FILE"))
-_policy = choice(tuple(POLICIES), ALIASES)
+_policy = text(
+    "one of " + ", ".join(POLICIES) + ", with parameters as in NAME,key=value,...", metavar="POLICY"
+)
 _tokens = choice(("auto", "local", "engine", "bytes"))
 _tokenizer = text("a directory, a tokenizer.json or a model of the local hub cache", metavar="[MODEL=]PLACE")
 _chat_template = text("a file", metavar="[MODEL=]FILE")

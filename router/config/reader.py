@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from policies import PolicyError, read_policy
 from router.config.errors import Mistake, did_you_mean
 from router.config.options import BY_NAME, WORKER_KEYS, parameter_values
 from router.config.settings import Settings, WorkerConfig
@@ -43,7 +44,7 @@ class Reader:
                 self._set_parameter("kv", option.kv_parameter, given.values[0], given.where)
             elif option.name == "workers":
                 self.values["workers"] = tuple(self.workers(given.values, given.where))
-            elif option.name == "policy" and isinstance(given.values[0], dict):
+            elif option.name == "policy":
                 self._policy(given.values[0], given.where)
             else:
                 self._plain(given)
@@ -90,24 +91,47 @@ class Reader:
             return []
         return lines
 
-    def _policy(self, raw: dict[Any, Any], where: str) -> None:
-        """A file may also say `policy: {name: ..., parameters: {...}}`."""
+    def _policy(self, raw: object, where: str) -> None:
+        """`NAME,key=value,...`, and in a file also `{name: ..., parameters: {...}}`."""
+        if isinstance(raw, dict):
+            self._policy_mapping(raw, where)
+            return
+        for text in self._parsed(BY_NAME["policy"].value, [raw], where):
+            self._read_policy(str(text), where)
+
+    def _read_policy(self, text: str, where: str) -> str | None:
+        """The name in the table; None is a mistake noted."""
+        try:
+            name, parameters = read_policy(text)
+        except PolicyError as error:
+            self._wrong(where, str(error))
+            return None
+        self.values["policy"] = name
+        self._parameters_of(name).update(parameters)
+        return name
+
+    def _policy_mapping(self, raw: dict[Any, Any], where: str) -> None:
         self._known_keys(raw, ("name", "parameters"), where)
         name = raw.get("name", Settings().policy)
         parameters = raw.get("parameters", {})
         if not isinstance(parameters, dict):
             self._wrong(f"{where}.parameters", "must be a mapping of parameter names to values")
             return
-        for policy in self._parsed(BY_NAME["policy"].value, [name], f"{where}.name"):
-            self.values["policy"] = policy
-            known = self._known_keys(parameters, parameter_values(str(policy)), f"{where}.parameters")
-            for parameter in known:
+        for text in self._parsed(BY_NAME["policy"].value, [name], f"{where}.name"):
+            if (policy := self._read_policy(str(text), f"{where}.name")) is None:
+                return
+            for parameter in self._known_keys(parameters, parameter_values(policy), f"{where}.parameters"):
                 here = f"{where}.parameters.{parameter}"
-                self._set_parameter(str(policy), parameter, parameters[parameter], here)
+                self._set_parameter(policy, parameter, parameters[parameter], here)
 
     def _set_parameter(self, policy: str, parameter: str, raw: object, where: str) -> None:
         for parsed in self._parsed(parameter_values(policy)[parameter], [raw], where):
-            self.values.setdefault("policy_parameters", {}).setdefault(policy, {})[parameter] = parsed
+            self._parameters_of(policy)[parameter] = parsed
+
+    def _parameters_of(self, policy: str) -> dict[str, Any]:
+        """What is set for that policy so far; may be added to."""
+        given: dict[str, dict[str, Any]] = self.values.setdefault("policy_parameters", {})
+        return given.setdefault(policy, {})
 
     def workers(self, raws: Sequence[Any], where: str) -> Iterator[WorkerConfig]:
         for index, raw in enumerate(raws):

@@ -213,7 +213,7 @@ async def test_demo_leaves_nothing_behind_when_interrupted(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
-        (["--policies", "random,best"], 2, "'best' is none of random, round_robin"),
+        (["--policies", "random,best"], 2, "unknown policy 'best'; known: random, round_robin"),
         (["--requests", "1"], 2, "at least 2"),
         (["--num-workers", "0"], 2, "1 to"),
         (["--trace", "absent.jsonl"], 1, "absent.jsonl"),

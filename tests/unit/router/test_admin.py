@@ -314,6 +314,15 @@ async def test_the_policy_changes_while_running(client, core):
     assert core.policy.name == "random"
 
 
+async def test_a_policy_is_taken_and_shown_as_it_is_written_on_the_command_line(client):
+    changed = await ok(
+        await client.put(
+            "/policy", json={"policy": "kv,temperature=0.5", "parameters": {"prefill_load_scale": 8}}
+        )
+    )
+    assert changed["text"] == "kv,prefill_load_scale=8,temperature=0.5"
+
+
 async def test_configured_parameters_hold_when_a_policy_comes_back(open_client, core):
     client = await open_client(policy_parameters={"kv": {"temperature": 0.25, "prefill_load_scale": 2.0}})
     changed = await ok(
@@ -331,6 +340,7 @@ async def test_configured_parameters_hold_when_a_policy_comes_back(open_client, 
         ({"policy": "kv", "parameters": []}, "The body must be"),
         ({"policy": "kv", "weights": {}}, "The body must be"),
         ({"policy": "best"}, "round_robin"),
+        ({"policy": "kv,weight=1"}, "overlap_score_credit"),
         ({"policy": "kv", "parameters": {"weight": 1}}, "overlap_score_credit"),
         ({"policy": "kv", "parameters": {"host_cache_hit_weight": 2}}, "a number from 0 to 1"),
     ],

@@ -255,11 +255,34 @@ def test_mistakes_in_a_policy_mapping():
         "k.yaml: policy.parameters.host_cache_hit_weight: must be a number from 0 to 1, not 2",
     ]
     assert mistakes_in_yaml("policy: {name: best}")[0].startswith(
-        "k.yaml: policy.name: must be one of random,"
+        "k.yaml: policy.name: unknown policy 'best'; known: random,"
     )
     assert mistakes_in_yaml("policy: {parameters: [1]}") == [
         "k.yaml: policy.parameters: must be a mapping of parameter names to values"
     ]
+
+
+def test_a_policy_may_be_written_with_its_parameters():
+    settings = settings_of("--policy", "kv-aware,temperature=0.5,track-active-blocks=no")
+    assert settings.policy == "kv"
+    assert settings.parameters_for("kv") == {"temperature": 0.5, "track_active_blocks": False}
+
+
+def test_a_later_source_adds_to_the_parameters_of_an_earlier_one():
+    settings = with_yaml("policy: kv,temperature=0.5", "--policy", "kv,prefill_load_scale=8")
+    assert settings.parameters_for("kv") == {"temperature": 0.5, "prefill_load_scale": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("kv,temperature=hot", "temperature must be a finite number >= 0, not 'hot'"),
+        ("kv,temperature", "'temperature' in 'kv,temperature' is no key=value; write NAME,key=value,..."),
+        ("random,temperature=1", "policy random has no parameter 'temperature'; it has: none"),
+    ],
+)
+def test_mistakes_in_a_policy_with_parameters(text, what):
+    assert mistakes_of("--policy", text) == [f"--policy: {what}"]
 
 
 def test_kv_parameters_are_checked_against_their_range():
