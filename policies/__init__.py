@@ -9,11 +9,14 @@ from collections.abc import Mapping
 
 from policies import spelling
 from policies.base import BasePolicy, Needs, Policy, TierWeights
+from policies.cache_aware import CacheAware
 from policies.kv import Kv
 from policies.least_loaded import LeastLoaded
 from policies.parameters import Parameter, ParameterValue, PolicyError, require_known
 from policies.power_of_two import PowerOfTwo
 from policies.round_robin import RoundRobin
+from policies.session import Session
+from policies.sticky_until_saturated import StickyUntilSaturated
 from policies.uniform import Uniform
 
 __all__ = [
@@ -34,11 +37,18 @@ __all__ = [
     "spell_policy",
 ]
 
-POLICIES: dict[str, type[Kv | LeastLoaded | PowerOfTwo | RoundRobin | Uniform]] = {
+_Policy = type[
+    CacheAware | Kv | LeastLoaded | PowerOfTwo | RoundRobin | Session | StickyUntilSaturated | Uniform
+]
+
+POLICIES: dict[str, _Policy] = {
     "random": Uniform,
     "round_robin": RoundRobin,
     "least_loaded": LeastLoaded,
     "power_of_two": PowerOfTwo,
+    "session": Session,
+    "cache_aware": CacheAware,
+    "sticky_until_saturated": StickyUntilSaturated,
     "kv": Kv,
 }
 
@@ -85,7 +95,7 @@ def spell_policy(policy: Policy) -> str:
     return spelling.spell(policy.name, policy.parameters, parameters_of(policy.name))
 
 
-def _policy_class(name: str) -> type[Kv | LeastLoaded | PowerOfTwo | RoundRobin | Uniform]:
+def _policy_class(name: str) -> _Policy:
     known = spelling.name_of(name)
     known = ALIASES.get(known, known)
     if known not in POLICIES:

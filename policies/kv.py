@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from policies.base import BasePolicy, Needs, TierWeights
 from policies.costs import cheapest, sample_by_temperature
@@ -27,6 +27,8 @@ class Kv(BasePolicy):
     cost    = prefill_load_scale * max(0, prefill - credit)
               + potential_decode_blocks                (0 without track_active_blocks)
               + active_request_weight * num_active_requests
+              + prefill_load_scale * stall_weight * num_active_requests * max(0, prompt_blocks - credit)
+                                                     (0 without track_prefill_tokens)
     """
 
     name = "kv"
@@ -57,6 +59,11 @@ class Kv(BasePolicy):
             "Blocks added to a worker's cost for each of its active requests.",
         ),
         Parameter(
+            "stall_weight", 0.0, 0.0, None,
+            "Blocks of prefill that each active request adds for one block of the new prompt that is not"
+            " cached: the streams that its prefill holds up.",
+        ),
+        Parameter(
             "temperature", 0.0, 0.0, None,
             "0 takes the cheapest worker; above 0 draws one, the cheaper the likelier, evener as it rises.",
         ),
@@ -83,6 +90,7 @@ class Kv(BasePolicy):
         self._request_weight = value("active_request_weight")
         self._temperature = value("temperature")
         self._tracks_prefill = bool(value("track_prefill_tokens"))
+        self._stall_weight = self._prefill_scale * value("stall_weight") * self._tracks_prefill
         self._tracks_blocks = bool(value("track_active_blocks"))
         self.tier_weights = TierWeights(value("host_cache_hit_weight"), value("disk_cache_hit_weight"))
         self.assumes_kv_reuse = bool(value("assume_kv_reuse"))
@@ -97,27 +105,32 @@ class Kv(BasePolicy):
 
     def costs(self, candidates: Candidates) -> list[float]:
         """The cost of every row, in reference blocks."""
-        prefill = self._prefill_costs(candidates)
+        credits = self._credit_blocks(candidates)
+        prefill = self._prefill_costs(candidates, credits)
         if self._tracks_blocks:
             prefill = [a + b for a, b in zip(prefill, candidates.potential_decode_blocks, strict=True)]
         if weight := self._request_weight:
             prefill = [a + weight * n for a, n in zip(prefill, candidates.num_active_requests, strict=True)]
+        if weight := self._stall_weight:
+            prompt = candidates.prompt_blocks
+            prefill = [
+                a + weight * n * max(0.0, prompt - credit)
+                for a, n, credit in zip(prefill, candidates.num_active_requests, credits, strict=True)
+            ]
         return prefill
 
-    def _prefill_costs(self, candidates: Candidates) -> list[float]:
+    def _prefill_costs(self, candidates: Candidates, credits: Sequence[float]) -> list[float]:
         """Scaled blocks still to be prefilled. The credit counts against the backlog too, never below 0."""
         if not self._tracks_prefill:
             return [0.0] * len(candidates)
         scale, prompt = self._prefill_scale, candidates.prompt_blocks
         missing = [
             active + prompt - credit
-            for active, credit in zip(
-                candidates.active_prefill_blocks, self._credit_blocks(candidates), strict=True
-            )
+            for active, credit in zip(candidates.active_prefill_blocks, credits, strict=True)
         ]
         return [scale * blocks if blocks > 0 else 0.0 for blocks in missing]
 
-    def _credit_blocks(self, candidates: Candidates) -> list[float]:
+    def _credit_blocks(self, candidates: Candidates) -> Sequence[float]:
         """Blocks that need no prefill, by tier, the device's at its decayed rate."""
         credits = self._device_credits(candidates)
         if any(candidates.host_overlap) or any(candidates.disk_overlap):

@@ -116,6 +116,12 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.slots)
 
+    @property
+    def held_blocks_of_prompt(self) -> Sequence[float]:
+        """Leading prompt blocks that each row holds on whichever tier."""
+        tiers = zip(self.device_overlap, self.host_overlap, self.disk_overlap, strict=True)
+        return [device + host + disk for device, host, disk in tiers]
+
 
 @dataclass(slots=True)
 class Choice:

@@ -10,6 +10,7 @@ from router.errors import BadRequest
 from router.tokens import TokenSource
 from router.wire.endpoints import ENDPOINTS, lookup
 from router.wire.openai import parse_body
+from router.wire.sessions import session_of
 
 PREVIEW_ID = "preview"
 """Stands for a request id in a decision that was not carried out."""
@@ -36,7 +37,7 @@ class Previewer:
             id=PREVIEW_ID,
             model=resolution.model,
             num_prompt_tokens=prompt.num_tokens if prompt is not None else 0,
-            session=parsed.session,
+            session=session_of(b"", parsed),
             stream=parsed.stream,
         )
         return self._core.preview(request, prompt, now=self._clock())

@@ -47,6 +47,7 @@ from router.wire.endpoints import EndpointKind, lookup, response_id
 from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.multipart import model_of_form
 from router.wire.openai import ParsedBody, parse_body
+from router.wire.sessions import session_of
 from router.wire.websocket import SWITCH_LINES
 from router.worker_connection import WorkerConnection
 
@@ -169,11 +170,13 @@ class Proxy:
             self._pin(call, response_id(call.head.path))
             return
         parsed = self._parse(call)
+        if self.core.needs.session:
+            call.session = session_of(call.head.forward, parsed)
         resolution = await self._resolve(_model_of(call, parsed))
         call.model = call.model or resolution.model
         if parsed is None:
             return
-        call.stream, call.session = parsed.stream, parsed.session
+        call.stream = parsed.stream
         if parsed.previous_response_id is not None:
             self._pin(call, parsed.previous_response_id)
         if parsed.prompt and self.core.needs.overlap:

@@ -36,6 +36,8 @@ class ParsedBody:
     cache_salt: str = ""
     session: str | None = None
     """Names the session that the request belongs to; for equality only."""
+    user: str | None = None
+    """Names whose request it is; likewise."""
     previous_response_id: str | None = None
 
 
@@ -55,7 +57,7 @@ PROMPT_FIELDS: Mapping[Protocol, tuple[str, ...]] = {
 
 _COMMON_FIELDS = (
     "model", "stream", "n", "cache_salt", "previous_response_id", "session_id", "session_params",
-    "prompt_cache_key", "metadata", "sampling_params",
+    "prompt_cache_key", "metadata", "user", "sampling_params",
 )  # fmt: skip
 
 _ABSENT = msgspec.Raw(b"")
@@ -119,6 +121,7 @@ def _from_slices(slices: dict[str, msgspec.Raw], endpoint: Endpoint) -> ParsedBo
         prompt={name: slices[name] for name in PROMPT_FIELDS[endpoint.protocol] if name in slices},
         cache_salt=_text(_value_of(slices.get("cache_salt"))) or "",
         session=_session_of(slices),
+        user=_text(_value_of(slices.get("user"))),
         previous_response_id=_text(_value_of(slices.get("previous_response_id"))),
     )
 

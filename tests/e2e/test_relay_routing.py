@@ -43,6 +43,20 @@ async def test_models_have_their_own_workers() -> None:
         assert answer.value("x-kvgate-worker") == b.id
 
 
+async def test_a_session_stays_on_its_worker_by_whichever_name_it_comes() -> None:
+    names = [
+        ("X-Session-ID: one\r\n", b'{"prompt":"a"}'),
+        ("", b'{"prompt":"b","session_id":"one"}'),
+        ("X-User-ID: u\r\n", b'{"prompt":"c","metadata":{"session_id":"one"}}'),
+        ("", b'{"prompt":"d","user":"one"}'),
+    ]
+    async with RawWorker(GOOD) as a, RawWorker(GOOD) as b, gateway(a, b, policy="session") as running:
+        answers = [await running.ask(post(body, extra=extra)) for extra, body in names]
+        assert len({answer.value("x-kvgate-worker") for answer in answers}) == 1
+        others = [await running.ask(post(b'{"prompt":"a","user":"u%d"}' % number)) for number in range(20)]
+        assert {answer.value("x-kvgate-worker") for answer in others} == {a.id, b.id}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

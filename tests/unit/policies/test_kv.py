@@ -49,6 +49,32 @@ def test_active_requests_cost_their_weight():
     assert choose(candidates, active_request_weight=1.5).costs == [4.5, 1.5]
 
 
+def test_streams_that_a_new_prompt_would_stall_cost_their_weight():
+    candidates = make_candidates(2, prompt_blocks=10, device=[4, 0], prefill=[3, 0], active=[5, 0])
+    # 2 * (3+10-4) + 2 * 0.1 * 5 * (10-4), and 2 * 10 where nobody streams
+    assert choose(candidates, prefill_load_scale=2, stall_weight=0.1).costs == [24, 20]
+    assert choose(candidates, prefill_load_scale=2).costs == [18, 20]
+
+
+def test_a_prompt_that_is_cached_stalls_nobody():
+    candidates = make_candidates(1, prompt_blocks=10, device=[10], prefill=[3], active=[50])
+    assert choose(candidates, stall_weight=1).costs == [3]
+    assert choose(candidates, stall_weight=1, overlap_score_credit=2).costs == [0]
+
+
+def test_prefill_untracked_stalls_nobody():
+    candidates = make_candidates(1, prompt_blocks=10, active=[50], decode=[7])
+    assert choose(candidates, stall_weight=1, track_prefill_tokens=False).costs == [7]
+
+
+def test_equal_costs_are_chosen_evenly():
+    policy, rng = Kv(), random.Random(2)
+    candidates = make_candidates(4, prompt_blocks=10, decode=[5, 5, 5, 6])
+    rows = Counter(policy.choose(REQUEST, candidates, rng).row for _ in range(3000))
+    assert set(rows) == {0, 1, 2}
+    assert min(rows.values()) > 900
+
+
 def test_decay_halves_the_credit_at_one_prompt_of_excess_backlog():
     candidates = make_candidates(2, prompt_blocks=9.5, device=[8, 0], prefill=[12, 2])
     # excess = (12 - 2) / ceil(9.5) = 1, so the credit is 1/2: 12+9.5-4 and 2+9.5

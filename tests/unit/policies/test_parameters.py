@@ -18,6 +18,7 @@ def test_defaults_are_those_of_the_formula_s_source():
         "host_cache_hit_weight": 0.75,
         "disk_cache_hit_weight": 0.25,
         "active_request_weight": 0.0,
+        "stall_weight": 0.0,
         "temperature": 0.0,
         "track_prefill_tokens": True,
         "track_active_blocks": True,

@@ -1,12 +1,14 @@
 """What the core does with requests over their lives."""
 
+import math
 from collections import Counter
 
 import pytest
 
 from indexer.blocks import Unit
 from indexer.events import AllBlocksCleared
-from policies import Needs, make_policy
+from policies import BasePolicy, Needs, make_policy
+from policies.costs import cheapest
 from policies.types import ServedModel
 from router.core.health import HealthSign
 from router.core.limits import PRIOR_PREFILL_TOKENS_PER_SECOND
@@ -99,6 +101,23 @@ def test_the_same_id_twice_while_active_is_a_mistake_and_books_nothing():
     with pytest.raises(ValueError, match="r is booked already"):
         route(core, "r")
     assert load(core, "a") == (1, 64, 4)
+
+
+@pytest.mark.parametrize("cost", [math.nan, math.inf, -math.inf])
+def test_a_cost_that_is_no_number_is_refused_before_anything_is_booked(cost):
+    class Broken(BasePolicy):
+        name = "broken"
+
+        def choose(self, request, candidates, rng):
+            return cheapest(candidates, [cost, 1.0], rng)
+
+    core = make_core([silent("a"), silent("b")])
+    core.set_policy(Broken())
+    with pytest.raises(ValueError, match="not finite"):
+        core.route(request("r"), prompt_of(range(64)), now=1.0)
+    assert [view.num_active_requests for view in core.workers()] == [0, 0]
+    assert core.decisions() == []
+    core.check()
 
 
 def test_a_retry_has_no_worker_left_once_all_were_tried():
@@ -219,7 +238,7 @@ def test_the_same_seed_gives_the_same_decisions():
     assert run(1) == run(1) != run(2)
 
 
-@pytest.mark.parametrize("policy", ["random", "round_robin", "power_of_two", "kv"])
+@pytest.mark.parametrize("policy", ["random", "round_robin", "power_of_two", "session", "kv"])
 def test_a_preview_says_what_will_be_decided_and_leaves_no_trace(policy):
     core = make_core([silent(worker_id) for worker_id in "abcd"], policy)
     for n in range(10):
