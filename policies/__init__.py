@@ -11,6 +11,7 @@ from policies import spelling
 from policies.base import BasePolicy, Needs, Policy, TierWeights
 from policies.cache_aware import CacheAware
 from policies.kv import Kv
+from policies.latency import Latency
 from policies.least_loaded import LeastLoaded
 from policies.parameters import Parameter, ParameterValue, PolicyError, require_known
 from policies.power_of_two import PowerOfTwo
@@ -38,7 +39,15 @@ __all__ = [
 ]
 
 _Policy = type[
-    CacheAware | Kv | LeastLoaded | PowerOfTwo | RoundRobin | Session | StickyUntilSaturated | Uniform
+    CacheAware
+    | Kv
+    | Latency
+    | LeastLoaded
+    | PowerOfTwo
+    | RoundRobin
+    | Session
+    | StickyUntilSaturated
+    | Uniform
 ]
 
 POLICIES: dict[str, _Policy] = {
@@ -50,6 +59,7 @@ POLICIES: dict[str, _Policy] = {
     "cache_aware": CacheAware,
     "sticky_until_saturated": StickyUntilSaturated,
     "kv": Kv,
+    "latency": Latency,
 }
 
 ALIASES: dict[str, str] = {

@@ -29,6 +29,8 @@ class Needs:
     """`active_prefill_blocks`, `num_active_requests`."""
     decode_blocks: bool = False
     """`potential_decode_blocks`."""
+    times: bool = False
+    """`times`."""
     session: bool = False
     """`RoutingRequest.session`."""
 

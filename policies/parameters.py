@@ -76,7 +76,7 @@ class Parameter:
 
     def read(self, text: str) -> ParameterValue:
         """The value that `text` spells. Raises PolicyError."""
-        word: object = text.lower()
+        word: object = text.lower().replace("_", "-")
         if self.is_switch:
             word = _SWITCH_WORDS.get(text.lower(), text)
         elif not self.words:

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from policies.engine_time import PrefillTime, StepTime
+
 WorkerId = str
 """A configured name, else `host:port` (`host:port@rank` for a data-parallel rank), else a socket's path."""
 
@@ -83,6 +85,33 @@ class RoutingRequest:
 
 
 @dataclass(slots=True, kw_only=True)
+class EngineTimes:
+    """What is learnt of the candidates' speed, and what of their time is spoken for; rows as in Candidates.
+
+    Tokens are those of active requests, prompts and what was generated.
+    """
+
+    prefill: Sequence[PrefillTime]
+    step: Sequence[StepTime]
+    wait_ms: Sequence[float]
+    """Until the prefill that was booked is expected to be done."""
+    num_decoding: Sequence[int]
+    """Requests whose prompt is computed."""
+    decoding_tokens: Sequence[int]
+    resident_tokens: Sequence[int]
+    """Of all requests, shared prefixes counted for each."""
+    free_tokens: Sequence[float]
+    """Room for tokens, shared prefixes counted once. Below 0: more than fits; infinite: capacity unknown."""
+    observed_step_ms: Sequence[float]
+    """Mean gap between the tokens of a stream, prefill of others included; 0 before any was seen."""
+    mean_output_tokens: float
+    arrivals_per_ms: float
+    """Of requests, for each candidate."""
+    batched_tokens: int
+    """The most tokens of prefill in one step."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Candidates:
     """The eligible workers as parallel columns; row i of every column is the same worker.
 
@@ -112,9 +141,15 @@ class Candidates:
     """Blocks that the index believes the worker holds; for breaking ties."""
     served_last_row: int | None = None
     """Row of the worker that served this prefix last, for breaking ties."""
+    times: EngineTimes | None = None
+    """None where the policy did not ask for them."""
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    @property
+    def prompt_tokens(self) -> float:
+        return self.prompt_blocks * self.block_tokens
 
     @property
     def held_blocks_of_prompt(self) -> Sequence[float]:
@@ -125,11 +160,16 @@ class Candidates:
 
 @dataclass(slots=True)
 class Choice:
-    """A policy's answer: the row, the cost of every row (lower is better; empty when it has none), why."""
+    """A policy's answer: the row, the cost of every row (lower is better; empty when it has none), why.
+
+    `terms`: what each row's cost is the sum of, in the order of `term_names`, where a policy tells.
+    """
 
     row: int
     costs: Sequence[float] = ()
     reason: str = ""
+    term_names: Sequence[str] = ()
+    terms: Sequence[Sequence[float]] = ()
 
 
 @dataclass(slots=True, kw_only=True)

@@ -138,6 +138,7 @@ class Call:
         """The answer reached its end: what it says about tokens goes to the core."""
         self.outcome = Outcome.DONE
         self.status = self._relayed_status()
+        relay.tell_progress(now)
         usage = usage_of(relay.usage_json) if self.prompt is not None else None
         if usage is None:
             return

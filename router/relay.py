@@ -46,7 +46,8 @@ class Observer(Protocol):
     def first_token(self, now: float) -> None: ...
 
     def output_tokens(self, num: int, now: float) -> None:
-        """So many more events came in a stream that has begun: about a token each. Told now and then."""
+        """So many more events came in a stream that has begun: about a token each. Told now and then, and at
+        its end."""
 
     def token_gaps(self) -> Callable[[float], None]:
         """Asked for once in a stream: what to call with the time since its last data events."""
@@ -326,7 +327,7 @@ class Relay:
 
     def check(self, now: float) -> None:
         """Tell how far a stream has come, and enforce the deadline that is running; called now and then."""
-        self._tell_progress(now)
+        self.tell_progress(now)
         limits = self._limits
         if self._paused_at is not None:
             if now - self._paused_at > limits.client_write_seconds:
@@ -343,8 +344,9 @@ class Relay:
         elif self.begun and now - self._last_at > limits.idle_seconds:
             self._time_out(f"The worker fell silent for {limits.idle_seconds:g} s", "idle_timeout")
 
-    def _tell_progress(self, now: float) -> None:
-        """Here, since a call for every event is too much."""
+    def tell_progress(self, now: float) -> None:
+        """How many events came since this was told last: now and then and at the end, since a call for each
+        is too much."""
         scanner = self._scanner
         if scanner is not None and scanner.first_token_seen and scanner.num_events > self._num_events_told:
             self._observer.output_tokens(scanner.num_events - self._num_events_told, now)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from indexer.trust import TrustLevel
-from policies.types import Decision
+from policies.types import Decision, EngineTimes
 
 _COLUMNS = (
     "device_overlap",
@@ -74,6 +75,25 @@ def _row(decision: Decision, row: int) -> dict[str, Any]:
         "cost": costs[row] if costs else None,
         **values,
         "served_last": row == candidates.served_last_row,
+        "terms": dict(zip(decision.choice.term_names, decision.choice.terms[row], strict=True))
+        if decision.choice.terms
+        else None,
+        "engine": _engine(candidates.times, row) if candidates.times else None,
+    }
+
+
+def _engine(times: EngineTimes, row: int) -> dict[str, Any]:
+    """What the terms were made from. Milliseconds; room that is not known is null."""
+    free_tokens = times.free_tokens[row]
+    return {
+        "prefill_ms": times.prefill[row]._asdict(),
+        "step_ms": times.step[row]._asdict(),
+        "num_decoding": times.num_decoding[row],
+        "decoding_tokens": times.decoding_tokens[row],
+        "resident_tokens": times.resident_tokens[row],
+        "free_tokens": free_tokens if math.isfinite(free_tokens) else None,
+        "mean_output_tokens": times.mean_output_tokens,
+        "arrivals_per_second": times.arrivals_per_ms * 1000,
     }
 
 
@@ -84,7 +104,8 @@ def _cost_words(decision: Decision) -> list[str]:
         return []
     best = min(others, key=lambda row: costs[row])
     other = decision.candidates.workers[best].id
-    return [f"its cost is {costs[chosen]:.1f}, the best other is {other} with {costs[best]:.1f}"]
+    unit = " ms" if decision.choice.terms else ""
+    return [f"its cost is {costs[chosen]:.1f}{unit}, the best other is {other} with {costs[best]:.1f}{unit}"]
 
 
 def _count(number: int, what: str) -> str:

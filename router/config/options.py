@@ -41,8 +41,8 @@ class Option:
     """One thing that can be set.
 
     `many` collects values, a `split` one also at spaces and commas. A `secret` may be given as `@FILE` and
-    is never shown. `sources` says where the option may stand. `kv_parameter` names the parameter of the kv
-    policy that it sets; every other option is a field of Settings.
+    is never shown. `sources` says where the option may stand. `parameter` is the policy and the name of the
+    parameter that it sets; every other option is a field of Settings.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Option:
     split: bool = False
     secret: bool = False
     sources: frozenset[str] = EVERYWHERE
-    kv_parameter: str | None = None
+    parameter: tuple[str, str] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,20 +103,20 @@ def _option(
     )
 
 
-def _kv_option(parameter: Parameter) -> Option:
+def _parameter_option(policy: str, parameter: Parameter, name: str) -> Option:
     return Option(
-        name=f"kv_{parameter.name}",
+        name=name,
         value=_parameter_value(parameter),
         help=parameter.help,
-        group="kv policy",
+        group=f"{policy} policy",
         default=parameter.default,
-        kv_parameter=parameter.name,
+        parameter=(policy, parameter.name),
     )
 
 
 def _parameter_value(parameter: Parameter) -> Value:
     if parameter.words:
-        return choice(parameter.words)
+        return choice(parameter.words, {word.replace("-", "_"): word for word in parameter.words})
     return boolean() if parameter.is_switch else number(parameter.minimum, parameter.maximum)
 
 
@@ -197,7 +197,8 @@ OPTIONS: tuple[Option, ...] = (
              "retry_max_retries", "max_instance_failover_reroute_attempts"),
     _routing("seed", integer(), "Seed of all chance in routing."),
 
-    *map(_kv_option, parameters_of("kv").values()),
+    *(_parameter_option("latency", each, each.name) for each in parameters_of("latency").values()),
+    *(_parameter_option("kv", each, f"kv_{each.name}") for each in parameters_of("kv").values()),
 
     _keys("api_key", key(), "Key that clients must show as bearer token, never sent to a worker; repeatable, "
           "or @FILE with one a line.", many=True, secret=True),

@@ -40,8 +40,8 @@ class Reader:
         for given in given_values:
             option = given.option
             self.places[option.name] = given.where
-            if option.kv_parameter:
-                self._set_parameter("kv", option.kv_parameter, given.values[0], given.where)
+            if option.parameter:
+                self._set_parameter(*option.parameter, given.values[0], given.where)
             elif option.name == "workers":
                 self.values["workers"] = tuple(self.workers(given.values, given.where))
             elif option.name == "policy":

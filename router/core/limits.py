@@ -53,3 +53,71 @@ step, a busy SGLang with each prefill or forty decodes, which is a second at the
 PARITY_SAMPLE_SECONDS = 10.0
 """Between two checks of a worker's blocks for one model once they agree: a change shows within half a minute,
 and following one request costs some microseconds."""
+
+PREFILL_PRIOR = (15.0, 0.1, 2e-7)
+STEP_PRIOR = (20.0, 0.1, 2e-5)
+"""Milliseconds assumed before anything was observed: for a prompt, a new token, a pair of tokens; for a
+decode step, a stream, a resident token. A 70B model on eight data-centre GPUs is twice as fast. On the slow
+side: in simulation a prior three times too slow cost 4 % more time to the first token at most, one five times
+too fast 15 %."""
+
+BATCHED_TOKENS = 8192
+"""Prefill tokens in one step: vLLM's default on large GPUs. Engines do not tell."""
+
+MEMORY_FILLED = 0.99
+"""The part of a worker's memory that engines fill before they let prompts wait."""
+
+MEAN_OUTPUT_START = 200.0
+MEAN_OUTPUT_WEIGHT = 0.01
+"""The length of an answer before any has ended, and the weight of one more: about the last hundred count."""
+
+ARRIVALS_SECONDS = 20.0
+"""Over which arrivals are counted: long enough for a rate, short enough to follow a burst's end."""
+
+FIRST_TOKENS_TOGETHER_SECONDS = 0.002
+"""First tokens of one worker that come together were computed in one step, and are one sample."""
+
+SHAPE_MEMORY = 0.9995
+"""What a sample of the fleet still weighs after one more: about the last two thousand count."""
+
+SHAPE_SOLVED_ALWAYS = 50
+SHAPE_SOLVED_EACH = 16
+"""The first samples are worth solving for one by one; later it costs more than it brings."""
+
+RIDGE_START = 10.0
+RIDGE_FLOOR = 0.0003
+"""Weight of the prior's shape, as a part of the mean square of the samples: it fades with their number. A
+part that stays the same was too much for one engine or too little for another."""
+
+FACTOR_MEMORY = 0.98
+"""What a sample of one worker still weighs after one more: about the last fifty count."""
+
+FACTOR_PRIOR_WEIGHT = 20.0
+"""Weight of the factor 1, in samples."""
+
+FACTOR_SECONDS = 60.0
+"""After so long without samples what was learnt of one worker weighs a third."""
+
+FACTOR_RANGE = (0.125, 8.0)
+"""Beyond this a worker is broken, not slow."""
+
+SAMPLE_BASE_MS = 50.0
+SAMPLE_TOKEN_MS = 0.05
+"""About what a prefill takes: samples are weighed by it, so that no long prompt outweighs all others."""
+
+STEP_SAMPLE_MS = 20.0
+"""About what a decode step takes; the same for its samples."""
+
+OUTLIER_FACTOR = 4.0
+OUTLIER_PREFILL_MS = 50.0
+OUTLIER_STEP_MS = 20.0
+"""A sample is cut at so many times what was predicted, and some milliseconds: pauses are not speed."""
+
+STEPS_FOR_A_SAMPLE = 4
+"""One decode step in so many is a sample: there are plenty."""
+
+OBSERVED_STEP_WEIGHT = 0.02
+"""Of one more gap in the mean gap between tokens."""
+
+TIMES_KEPT_SECONDS = 1.0
+"""For which a worker's coefficients stand while it shows nothing: they relax over a minute."""

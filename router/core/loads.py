@@ -13,7 +13,23 @@ from indexer.blocks import BlockHash, Unit
 from indexer.byte_blocks import COVERED
 from policies.types import Slot
 from router.core.active_blocks import ActiveBlocks
+from router.core.outcome import Outcome
 from router.core.usage import NOTHING_EXPECTED, Expectation
+
+
+@dataclass(slots=True, eq=False)
+class Timing:
+    """Of a booking whose time is kept: see `engine_clock`. Seconds and milliseconds.
+
+    `booked_ms`: what its worker's queue was lengthened by. `x`: what the coefficients of its prefill are
+    multiplied with.
+    """
+
+    booked_ms: float
+    dispatched_at: float
+    x: tuple[float, float, float]
+    is_streamed: bool
+    last_token_at: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -23,8 +39,8 @@ class Booking:
     `chain`: hashes of the prompt's complete blocks, shared with other active requests of the worker.
     `num_unshared_blocks`: complete blocks that are counted without a hash. `prefill_tokens`: prompt tokens
     that the worker has to compute, 0 once they are done; `queued_prefill_tokens`: these and what waited
-    before them. `is_started`: its first token was seen. `was_alone`: until then the worker had no other
-    request.
+    before them. `num_tokens`: of the whole prompt. `is_started`: its first token was seen. `is_computed`: so,
+    or taken to be. `was_alone`: until its first token the worker had no other request.
     """
 
     request_id: str
@@ -34,24 +50,44 @@ class Booking:
     chain: Sequence[BlockHash]
     num_unshared_blocks: int
     prefill_tokens: int
+    num_tokens: int = 0
     num_output_tokens: int = 0
     queued_prefill_tokens: int = 0
     booked_at: float = 0.0
     is_streamed: bool = False
     is_started: bool = False
+    is_computed: bool = False
     was_alone: bool = False
     expectation: Expectation = NOTHING_EXPECTED
+    timing: Timing | None = None
+
+    def leaves_its_prompt(self, outcome: Outcome) -> bool:
+        """Whether the worker is taken to hold the prompt of an attempt that ended so.
+
+        One that is not streamed shows nothing before its whole answer is there. When it was only its client
+        that left, the forecast of its prefill stands.
+        """
+        is_foretold = not self.is_streamed and self.prefill_tokens == 0
+        return self.is_started or (is_foretold and outcome is Outcome.CLIENT_GONE)
 
 
 @dataclass(slots=True, eq=False)
 class WorkerBookings:
-    """Everything booked on one worker, and its sums."""
+    """Everything booked on one worker, and its sums. Decoding is who has its prompt computed."""
 
     bookings: dict[str, Booking] = field(default_factory=dict)
     prefill_tokens: int = 0
+    prompt_tokens: int = 0
     output_tokens: int = 0
+    num_decoding: int = 0
+    decoding_prompt_tokens: int = 0
     token_blocks: ActiveBlocks = field(default_factory=lambda: ActiveBlocks(Unit.TOKENS))
     byte_blocks: ActiveBlocks = field(default_factory=lambda: ActiveBlocks(Unit.BYTES))
+
+    @property
+    def decoding_tokens(self) -> int:
+        """Prompts and what was generated, of those that decode; nobody else has output."""
+        return self.decoding_prompt_tokens + self.output_tokens
 
     def blocks(self, unit: Unit) -> ActiveBlocks:
         return self.token_blocks if unit is Unit.TOKENS else self.byte_blocks
@@ -59,7 +95,11 @@ class WorkerBookings:
     def check(self) -> None:
         bookings = self.bookings.values()
         assert self.prefill_tokens == sum(booking.prefill_tokens for booking in bookings)
+        assert self.prompt_tokens == sum(booking.num_tokens for booking in bookings)
         assert self.output_tokens == sum(booking.num_output_tokens for booking in bookings)
+        decoding = [booking for booking in bookings if booking.is_computed]
+        assert self.num_decoding == len(decoding)
+        assert self.decoding_prompt_tokens == sum(booking.num_tokens for booking in decoding)
         for unit in Unit:
             mine = [booking for booking in bookings if booking.unit is unit]
             num_unshared = sum(booking.num_unshared_blocks for booking in mine)
@@ -133,12 +173,18 @@ class ActiveSequences:
         worker = self._workers[booking.slot]
         self._bookings[booking.request_id] = worker.bookings[booking.request_id] = booking
         worker.prefill_tokens += booking.prefill_tokens
+        worker.prompt_tokens += booking.num_tokens
         worker.blocks(booking.unit).add(booking.chain, booking.num_unshared_blocks)
 
     def release_prefill(self, booking: Booking) -> None:
         """Its prompt is computed, or is taken to be. Again: no effect."""
-        self._workers[booking.slot].prefill_tokens -= booking.prefill_tokens
+        worker = self._workers[booking.slot]
+        worker.prefill_tokens -= booking.prefill_tokens
         booking.prefill_tokens = 0
+        if not booking.is_computed:
+            booking.is_computed = True
+            worker.num_decoding += 1
+            worker.decoding_prompt_tokens += booking.num_tokens
 
     def add_output(self, booking: Booking, num_tokens: int) -> None:
         booking.num_output_tokens += num_tokens
@@ -161,7 +207,11 @@ class ActiveSequences:
         worker = self._workers[booking.slot]
         del self._bookings[booking.request_id], worker.bookings[booking.request_id]
         worker.prefill_tokens -= booking.prefill_tokens
+        worker.prompt_tokens -= booking.num_tokens
         worker.output_tokens -= booking.num_output_tokens
+        if booking.is_computed:
+            worker.num_decoding -= 1
+            worker.decoding_prompt_tokens -= booking.num_tokens
         worker.blocks(booking.unit).remove(booking.chain, booking.num_unshared_blocks)
 
     def check(self) -> None:

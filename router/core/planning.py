@@ -24,6 +24,7 @@ from router.core.overlap import NO_OVERLAP, Beliefs
 from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.recent import ServedLast
+from router.core.timekeeper import Timekeeper
 from router.core.usage import NO_SUBJECT, NOTHING_EXPECTED, Expectation, TokenRatio, expected_cached_tokens
 from router.core.workers import WorkerEntry, WorkerTable
 
@@ -52,6 +53,7 @@ class Plan:
             chain=demand.chain,
             num_unshared_blocks=demand.num_unshared_blocks,
             prefill_tokens=self.prefill_tokens,
+            num_tokens=self.inputs.num_tokens,
             queued_prefill_tokens=queued + self.prefill_tokens,
             booked_at=self.decision.now,
             is_streamed=self.inputs.request.stream,
@@ -60,10 +62,13 @@ class Plan:
 
 
 class Planner:
-    """Reads workers, loads and beliefs."""
+    """Reads workers, loads, beliefs and times."""
 
-    def __init__(self, workers: WorkerTable, loads: ActiveSequences, beliefs: Beliefs) -> None:
+    def __init__(
+        self, workers: WorkerTable, loads: ActiveSequences, beliefs: Beliefs, timekeeper: Timekeeper
+    ) -> None:
         self._workers = workers
+        self._timekeeper = timekeeper
         self._loads = loads
         self._beliefs = beliefs
         self._ratios: dict[str, TokenRatio] = {}
@@ -86,6 +91,8 @@ class Planner:
         candidates = build_candidates(
             inputs, self._loads, self._beliefs, lambda: self._find_served_last(prompt, pool)
         )
+        if policy.needs.times:
+            candidates.times = self._timekeeper.times(pool, now, inputs.byte_ratio)
         choice = policy.choose(request, candidates, rng)
         return self._conclude(inputs, candidates, choice, attempt)
 

@@ -7,6 +7,7 @@ whole answer is there, so its release is foretold from the speed that streamed r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from itertools import count
 
@@ -54,11 +55,12 @@ class PrefillReleases:
             self._due = [entry for entry in self._due if self._loads.is_active(entry[2])]
             heapify(self._due)
 
-    def release_due(self, now: float) -> float | None:
-        """Releases what is due; returns when the next one is. Bookings that have ended meanwhile are
-        skipped."""
+    def release_due(self, now: float, released: Callable[[Booking, float], None]) -> float | None:
+        """Releases what is due, and calls `released` for each; returns when the next one is. Bookings that
+        have ended or begun to answer meanwhile are skipped."""
         while self._due and self._due[0][0] <= now:
             booking = heappop(self._due)[2]
-            if self._loads.is_active(booking):
+            if self._loads.is_active(booking) and not booking.is_computed:
+                released(booking, now)
                 self._loads.release_prefill(booking)
         return self._due[0][0] if self._due else None

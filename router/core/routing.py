@@ -32,6 +32,7 @@ from router.core.planning import Plan, Planner
 from router.core.prefill import PrefillReleases
 from router.core.prompt import Prompt
 from router.core.recent import RecentDecisions
+from router.core.timekeeper import Timekeeper
 from router.core.usage import CachedTokens
 from router.core.workers import WorkerChanges, WorkerEntry, WorkerTable, WorkerView
 
@@ -61,7 +62,8 @@ class RoutingCore:
         self._workers = WorkerTable(self._beliefs.is_free, hashing)
         self._loads = ActiveSequences()
         self._releases = PrefillReleases(self._loads)
-        self._planner = Planner(self._workers, self._loads, self._beliefs)
+        self._timekeeper = Timekeeper(self._loads)
+        self._planner = Planner(self._workers, self._loads, self._beliefs, self._timekeeper)
         self._decisions = RecentDecisions()
 
     @property
@@ -89,10 +91,12 @@ class RoutingCore:
         for entry in gone:
             self._beliefs.remove(entry.slot)
             self._loads.remove_worker(entry.slot)
+            self._timekeeper.remove_worker(entry.slot)
             self._parity.remove(entry.slot)
         for entry in new:
             self._beliefs.add(entry.slot, entry.worker)
             self._loads.add_worker(entry.slot)
+            self._timekeeper.add_worker(entry.slot, entry.worker)
             self._parity.add(entry.slot, entry.worker, entry.space)
         self._planner.keep_ratios_of({worker.base_model for worker in workers})
         return changes
@@ -121,6 +125,7 @@ class RoutingCore:
         self._beliefs.expect(entry.slot, layout)
         self._loads.recut(entry.slot, former.block_tokens, space.block_tokens)
         self._workers.move(entry, space)
+        self._timekeeper.set_capacity(entry.slot, entry.worker.num_blocks, space.block_tokens)
         self._parity.moved(entry.slot, space)
         return former
 
@@ -230,6 +235,8 @@ class RoutingCore:
         booking = plan.booking(queued=self._loads.prefill_tokens(entry.slot))
         # Alone means: nothing of another request can have touched the worker's cache in between.
         entry.sole = None if self._loads.num_requests(entry.slot) else booking
+        if self.policy.needs.times:
+            self._timekeeper.book(booking, decision.now)
         self._loads.book(booking)
         entry.lone.booked(booking)
         if booking.prefill_tokens and not booking.is_streamed:
@@ -255,6 +262,7 @@ class RoutingCore:
         booking.was_alone = entry.sole is booking
         if booking.is_streamed:
             entry.speed.observe(booking.queued_prefill_tokens, now - booking.booked_at)
+        self._timekeeper.computed(booking, now)
         self._loads.release_prefill(booking)
         self._beliefs.confirm(booking.slot, booking.unit, booking.expectation.chain)
 
@@ -264,6 +272,7 @@ class RoutingCore:
         if booking and n > 0:
             self._start(booking, now)
             self._loads.add_output(booking, n)
+            self._timekeeper.output(booking, n, now)
 
     def observe_usage(
         self, request_id: str, *, prompt_tokens: int | None, cached_tokens: int | None, now: float
@@ -328,8 +337,9 @@ class RoutingCore:
         entry = self._workers.of_slot(booking.slot)
         if entry.sole is booking:
             entry.sole = None
+        self._timekeeper.ends(booking, now, is_whole=outcome is Outcome.DONE)
         self._loads.free(booking)
-        is_computed = _is_computed(booking, outcome)
+        is_computed = booking.leaves_its_prompt(outcome)
         self._parity.ended(booking, is_computed=is_computed, now=now)
         if is_computed:
             entry.lone.computed(booking, now=now)
@@ -349,7 +359,10 @@ class RoutingCore:
 
     def expire(self, *, now: float) -> float | None:
         """Does what is due by `now`; returns when to call again, None when nothing waits."""
-        deadlines = [self._releases.release_due(now), self._parity.conclude(now=now)]
+        deadlines = [
+            self._releases.release_due(now, self._timekeeper.foretold),
+            self._parity.conclude(now=now),
+        ]
         if not self._beliefs.expire(now=now):
             deadlines.append(now + SWEEP_INTERVAL_SECONDS)
         elif any(self._beliefs.num_predicted_blocks(entry.slot) for entry in self._workers):
@@ -370,16 +383,7 @@ class RoutingCore:
         self._workers.check()
         self._loads.check()
         self._beliefs.check()
+        self._timekeeper.check()
         for entry in self._workers:
             booked = self._loads.of_worker(entry.slot).bookings
             assert entry.sole is None or booked == {entry.sole.request_id: entry.sole}
-
-
-def _is_computed(booking: Booking, outcome: Outcome) -> bool:
-    """Whether the worker is taken to hold the prompt of an attempt that ended.
-
-    One that is not streamed shows nothing before its whole answer is there. When it was only its client that
-    left, the forecast of its prefill stands.
-    """
-    is_foretold = not booking.is_streamed and booking.prefill_tokens == 0
-    return booking.is_started or (is_foretold and outcome is Outcome.CLIENT_GONE)

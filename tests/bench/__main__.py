@@ -77,7 +77,7 @@ def index_leaving(quick: bool, say: Say) -> list[Result]:
     ]
 
 
-def decision_of_kv(quick: bool, say: Say) -> list[Result]:
+def decisions(quick: bool, say: Say) -> list[Result]:
     say("decision: 8, 32 and 128 workers in turn")
     taken = decision.samples(3 if quick else NUM_ROUNDS)
     return [decision_result(name, [route for route, _ in pairs]) for name, pairs in taken.items()]
@@ -100,7 +100,7 @@ BENCHES: dict[str, Callable[[bool, Say], list[Result]]] = {
     **{name: relay_of(name) for name in WORKLOADS},
     "latency": latency.alone,
     "leaving": latency.leaving,
-    "decision": decision_of_kv,
+    "decision": decisions,
     "intake": event_intake,
     "lookup": index_lookup,
     "worker_leaves": index_leaving,

@@ -1,4 +1,4 @@
-"""What a decision of the kv policy costs: route and finish, without and with hashing the prompt.
+"""What a decision of kv and of latency costs: route and finish, without and with hashing the prompt.
 
 `python -m tests.bench.decision` prints JSON: microseconds for a prompt of 8,192 tokens (512 blocks of 16) by
 number of workers. "hot": one worker holds the whole prompt, half of the others half of it, and requests with
@@ -18,6 +18,7 @@ from time import perf_counter
 import orjson
 
 from indexer.blocks import HashSpace, Unit
+from policies import make_policy
 from policies.types import RoutingRequest
 from router.core.outcome import Outcome
 from router.core.prompt import Prompt
@@ -48,6 +49,16 @@ def hot_core(num_workers: int, shared: list[int]) -> RoutingCore:
             engine.store(shared if number == 0 else shared[: NUM_TOKENS // 2])
     for _ in range(num_workers // 2):
         core.route(request(), prompt_of(shared), now=0.0)
+    return core
+
+
+def under_latency(core: RoutingCore) -> RoutingCore:
+    """The same core; only the holder of the whole prompt becomes idle, so that both policies choose it."""
+    for decision in core.decisions():
+        core.first_token(decision.request_id, now=0.0)
+        if decision.worker.id == "w0":
+            core.finish(decision.request_id, Outcome.DONE, now=0.0)
+    core.set_policy(make_policy("latency"))
     return core
 
 
@@ -87,6 +98,9 @@ def cases() -> dict[str, Callable[[], tuple[float, float]]]:
         made[f"hot_{num_workers}"] = lambda core=core, prompt=prompt: decide(core, prompt)
         made[f"cold_{num_workers}"] = lambda core=core: decide(core, prompt_of(tokens(rng)))
         made[f"hot_with_hashing_{num_workers}"] = lambda core=core: hash_and_decide(core, shared)
+        core = under_latency(hot_core(num_workers, shared))
+        made[f"latency_hot_{num_workers}"] = lambda core=core, prompt=prompt: decide(core, prompt)
+        made[f"latency_cold_{num_workers}"] = lambda core=core: decide(core, prompt_of(tokens(rng)))
     return made
 
 

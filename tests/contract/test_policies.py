@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies import POLICIES, make_policy
 from policies.types import RoutingRequest
-from tests.support.columns import REQUEST, make_candidates
+from tests.support.columns import REQUEST, make_candidates, make_times
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 blocks = st.floats(0, 1000, allow_nan=False)
@@ -30,7 +30,21 @@ def columns(draw, max_size=6):
         "active": draw(counts),
         "held": draw(counts),
         "served_last_row": draw(st.none() | st.integers(0, num - 1)),
+        "wait": draw(floats),
+        "decoding": draw(counts),
+        "decoding_tokens": draw(counts),
+        "resident": draw(counts),
+        "free": draw(floats),
+        "observed": draw(floats),
     }
+
+
+TIMES = ("wait", "decoding", "decoding_tokens", "resident", "free", "observed")
+
+
+def candidates_of(fields):
+    plain = {key: value for key, value in fields.items() if key not in TIMES}
+    return make_candidates(**plain, times=make_times(fields["num"], **{key: fields[key] for key in TIMES}))
 
 
 def permuted(fields, order):
@@ -47,7 +61,7 @@ def permuted(fields, order):
 @every_policy
 @given(fields=columns(), seed=st.integers(0, 2**32))
 def test_the_choice_is_a_row_with_a_reason_and_a_cost_for_each_row_or_none(name, fields, seed):
-    choice = make_policy(name).choose(REQUEST, make_candidates(**fields), random.Random(seed))
+    choice = make_policy(name).choose(REQUEST, candidates_of(fields), random.Random(seed))
     assert 0 <= choice.row < fields["num"]
     assert len(choice.costs) in (0, fields["num"])
     assert choice.reason
@@ -58,7 +72,7 @@ def test_the_choice_is_a_row_with_a_reason_and_a_cost_for_each_row_or_none(name,
 def test_the_same_seed_gives_the_same_choices(name, fields, seed):
     runs = []
     for _ in range(2):
-        policy, rng, candidates = make_policy(name), random.Random(seed), make_candidates(**fields)
+        policy, rng, candidates = make_policy(name), random.Random(seed), candidates_of(fields)
         rows = []
         for _ in range(5):
             rows.append(policy.choose(REQUEST, candidates, rng).row)
@@ -72,8 +86,8 @@ def test_the_same_seed_gives_the_same_choices(name, fields, seed):
 def test_costs_do_not_depend_on_the_order_of_rows(name, fields, data):
     order = data.draw(st.permutations(range(fields["num"])))
     policy = make_policy(name)
-    costs = policy.choose(REQUEST, make_candidates(**fields), random.Random(0)).costs
-    moved = policy.choose(REQUEST, make_candidates(**permuted(fields, order)), random.Random(0)).costs
+    costs = policy.choose(REQUEST, candidates_of(fields), random.Random(0)).costs
+    moved = policy.choose(REQUEST, candidates_of(permuted(fields, order)), random.Random(0)).costs
     assert list(moved) == ([costs[row] for row in order] if costs else [])
 
 
@@ -83,9 +97,9 @@ def test_more_overlap_never_costs_more(name, fields, data, more):
     row = data.draw(st.integers(0, fields["num"] - 1))
     tier = data.draw(st.sampled_from(["device", "host", "disk"]))
     policy = make_policy(name)
-    before = policy.choose(REQUEST, make_candidates(**fields), random.Random(0)).costs
+    before = policy.choose(REQUEST, candidates_of(fields), random.Random(0)).costs
     fields[tier] = [value + more * (number == row) for number, value in enumerate(fields[tier])]
-    after = policy.choose(REQUEST, make_candidates(**fields), random.Random(0)).costs
+    after = policy.choose(REQUEST, candidates_of(fields), random.Random(0)).costs
     assert all(new <= old for new, old in zip(after, before, strict=True))
 
 

@@ -57,6 +57,18 @@ async def test_a_session_stays_on_its_worker_by_whichever_name_it_comes() -> Non
         assert {answer.value("x-kvgate-worker") for answer in others} == {a.id, b.id}
 
 
+async def test_streams_teach_the_latency_policy() -> None:
+    tokens = b"".join(chunk(event(f"t{number}")) for number in range(3))
+    stream = answering(STREAM_HEAD + tokens + END_OF_CHUNKS)
+    async with RawWorker(stream) as a, RawWorker(stream) as b, gateway(a, b, policy="latency") as running:
+        for _ in range(6):
+            assert (await running.ask(post(b'{"prompt":"p","stream":true}'))).status == 200
+        times = running.core.decisions()[0].candidates.times
+        assert times is not None
+        assert times.mean_output_tokens < 195, "five answers of three tokens"
+        assert list(times.wait_ms) == list(times.resident_tokens) == [0, 0], "one after the other"
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
-from policies.types import Candidates, RoutingRequest, ServedModel, Slot, Worker
+from policies.engine_time import PrefillTime, StepTime
+from policies.types import Candidates, EngineTimes, RoutingRequest, ServedModel, Slot, Worker
 from router.core.pools import Pool, hash_space_of
 
 MODEL = "model"
+PREFILL = PrefillTime(15.0, 0.05, 4.7e-7)
+STEP = StepTime(15.0, 0.06, 4e-5)
 REQUEST = RoutingRequest(id="r", model=MODEL)
 
 
@@ -41,6 +45,7 @@ def make_candidates(
     active: Sequence[int] = (),
     held: Sequence[int] = (),
     served_last_row: int | None = None,
+    times: EngineTimes | None = None,
 ) -> Candidates:
     ids = ids or [f"w{number}" for number in range(num)]
     return Candidates(
@@ -56,4 +61,35 @@ def make_candidates(
         num_active_requests=active or [0] * num,
         num_held_blocks=held or [0] * num,
         served_last_row=served_last_row,
+        times=times or make_times(num),
+    )
+
+
+def make_times(
+    num: int,
+    *,
+    prefill: PrefillTime = PREFILL,
+    step: StepTime = STEP,
+    wait: Sequence[float] = (),
+    decoding: Sequence[int] = (),
+    decoding_tokens: Sequence[int] = (),
+    resident: Sequence[int] = (),
+    free: Sequence[float] = (),
+    observed: Sequence[float] = (),
+    output: float = 300.0,
+    arrivals: float = 0.0008,
+) -> EngineTimes:
+    """Of equal workers; a 70B model on eight GPUs unless said otherwise."""
+    return EngineTimes(
+        prefill=[prefill] * num,
+        step=[step] * num,
+        wait_ms=wait or [0.0] * num,
+        num_decoding=decoding or [0] * num,
+        decoding_tokens=decoding_tokens or [0] * num,
+        resident_tokens=resident or [0] * num,
+        free_tokens=free or [math.inf] * num,
+        observed_step_ms=observed or [0.0] * num,
+        mean_output_tokens=output,
+        arrivals_per_ms=arrivals,
+        batched_tokens=8192,
     )

@@ -19,7 +19,7 @@ from tests.tidy.sources import ROOT, nothing
 PLUG_POINTS: dict[str, tuple[set[str], set[str]]] = {
     "policies": (
         {policy.__module__.removeprefix("policies.") for policy in POLICIES.values()},
-        {"base", "costs", "limits", "parameters", "spelling", "types"},
+        {"base", "costs", "engine_time", "limits", "parameters", "spelling", "types"},
     ),
     "indexer/adapters": (set(ADAPTERS), {"errors", "reading"}),
     "router/engines": (

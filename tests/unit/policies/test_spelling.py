@@ -98,3 +98,8 @@ def test_a_parameter_that_is_one_of_a_few_words():
 )
 def test_switches_are_read_as_people_write_them(word, value):
     assert SWITCH.read(word) is value
+
+
+def test_words_are_read_with_dashes_or_underscores():
+    assert parse_policy("latency,goal=first_token").parameters == {"goal": "first-token"}
+    assert spell_policy(parse_policy("latency,goal=First-Token")) == "latency,goal=first-token"

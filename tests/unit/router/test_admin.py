@@ -4,10 +4,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from policies import POLICIES
+from policies import POLICIES, make_policy
 from router.admin import build_admin_app
 from router.admin.explain import explain
 from router.config import Settings
@@ -228,7 +229,21 @@ async def test_a_decision_is_explained_by_its_request(client, core):
     )
 
 
+def test_a_cost_in_milliseconds_is_the_sum_of_its_terms(core):
+    core.set_policy(make_policy("latency"))
+    core.route(request("first"), PROMPT, now=1.0)
+    explained = explain(core.route(request("r"), PROMPT, now=1.0), now=2.0)
+    for row in explained["candidates"]:
+        assert list(row["terms"]) == ["wait", "memory", "prefill", "steps", "later", "streams"]
+        assert sum(row["terms"].values()) == pytest.approx(row["cost"])
+        assert row["engine"]["prefill_ms"] == {"base": 15.0, "token": 0.1, "pair": 2e-7}
+        assert row["engine"]["arrivals_per_second"] == pytest.approx(1 / 20 / 2)
+    assert " ms, the best other is " in explained["text"]
+    assert orjson.loads(orjson.dumps(explained)) == explained
+
+
 def test_the_documentation_has_every_field_of_a_decision(core):
+    core.set_policy(make_policy("latency"))
     explained = explain(core.route(request("r"), PROMPT, now=1.0), now=2.0)
     documented = DOCUMENTATION.read_text(encoding="utf-8")
     names = [*explained, *explained["candidates"][0], *explained["details"]]

@@ -44,13 +44,22 @@ def mistakes_in_yaml(text, *argv, **more):
 
 
 def test_every_setting_has_an_option_and_every_option_sets_something():
-    options = {option.name for option in OPTIONS if option.kv_parameter is None}
+    options = {option.name for option in OPTIONS if option.parameter is None}
     assert options == {field.name for field in fields(Settings)} - {"policy_parameters"}
 
 
 def test_kv_flags_are_the_parameters_of_the_kv_policy():
-    flags = {option.kv_parameter for option in OPTIONS if option.kv_parameter}
-    assert flags == set(parameters_of("kv"))
+    flags = {option.name for option in OPTIONS if option.parameter and option.parameter[0] == "kv"}
+    assert flags == {f"kv_{name}" for name in parameters_of("kv")}
+
+
+def test_the_goal_is_the_latency_policy_s_whatever_is_in_force():
+    settings = settings_of("--goal", "Throughput")
+    assert settings.policy == "kv"
+    assert settings.parameters_for("latency") == {"goal": "throughput"}
+    assert mistakes_of("--goal", "fast") == [
+        "--goal: must be one of first-token, balanced, throughput, not 'fast'"
+    ]
 
 
 def test_names_and_aliases_are_used_once():

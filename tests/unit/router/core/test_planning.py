@@ -13,6 +13,7 @@ from router.core.loads import ActiveSequences
 from router.core.overlap import Beliefs
 from router.core.planning import Planner
 from router.core.prompt import Prompt
+from router.core.timekeeper import Timekeeper
 from router.core.usage import NOTHING_EXPECTED, TokenRatio
 from router.core.workers import WorkerTable
 from router.errors import NoWorkers
@@ -210,11 +211,13 @@ class Room:
     def __init__(self, *workers, tier_weights=TierWeights()):  # noqa: B008 - a constant
         self.beliefs = Beliefs(predicted_ttl=100.0, bridge_ttl=5.0)
         self.loads = ActiveSequences()
+        self.timekeeper = Timekeeper(self.loads)
         self.workers = WorkerTable(self.beliefs.is_free)
         for entry in self.workers.reconcile(workers)[2]:
             self.beliefs.add(entry.slot, entry.worker)
             self.loads.add_worker(entry.slot)
-        self.planner = Planner(self.workers, self.loads, self.beliefs)
+            self.timekeeper.add_worker(entry.slot, entry.worker)
+        self.planner = Planner(self.workers, self.loads, self.beliefs, self.timekeeper)
         self.policy = First()
         self.policy.tier_weights = tier_weights
 

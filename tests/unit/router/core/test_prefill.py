@@ -6,6 +6,10 @@ from router.core.loads import ActiveSequences, Booking
 from router.core.prefill import PrefillReleases, PrefillSpeed
 
 
+def nothing(booking, now):
+    """To be called for what is released."""
+
+
 def book(loads, request_id, prefill=10):
     booking = Booking(
         request_id=request_id,
@@ -58,11 +62,11 @@ def test_what_is_due_is_released_and_the_next_is_named(loads):
     releases = PrefillReleases(loads)
     releases.schedule(book(loads, "late"), 2.0)
     releases.schedule(book(loads, "early"), 1.0)
-    assert releases.release_due(0.9) == 1.0
+    assert releases.release_due(0.9, nothing) == 1.0
     assert loads.prefill_tokens(0) == 20
-    assert releases.release_due(1.0) == 2.0
+    assert releases.release_due(1.0, nothing) == 2.0
     assert loads.prefill_tokens(0) == 10
-    assert releases.release_due(2.5) is None
+    assert releases.release_due(2.5, nothing) is None
     assert loads.prefill_tokens(0) == 0
 
 
@@ -72,7 +76,7 @@ def test_a_booking_that_has_ended_is_skipped_though_its_id_is_booked_again(loads
     releases.schedule(old, 1.0)
     loads.free(old)
     book(loads, "a")
-    releases.release_due(5.0)
+    releases.release_due(5.0, nothing)
     assert loads.prefill_tokens(0) == 10
 
 
@@ -85,5 +89,5 @@ def test_releases_of_ended_requests_do_not_pile_up(loads):
         releases.schedule(booking, 10.0)
         loads.free(booking)
     assert len(releases._due) <= RELEASES_SLACK + 4
-    releases.release_due(9.0)
+    releases.release_due(9.0, nothing)
     assert kept.prefill_tokens == 0
