@@ -133,11 +133,15 @@ class Reference:
 
     def end(self, request_id, outcome):
         flight = self.flights.pop(request_id, None)
-        if flight and not (flight.started or (outcome is Outcome.CLIENT_GONE and flight.is_computed)):
-            blocks = set(chain(flight.prompt, flight.worker_id)) - self.blocks(flight.worker_id)
-            for block in blocks & self.unproven[flight.worker_id]:
-                del self.sent[flight.worker_id][block]
-                self.unproven[flight.worker_id].discard(block)
+        if flight is None or flight.started:
+            return
+        blocks = set(chain(flight.prompt, flight.worker_id))
+        if outcome is Outcome.CLIENT_GONE and flight.is_computed:
+            self.unproven[flight.worker_id] -= blocks
+            return
+        for block in (blocks - self.blocks(flight.worker_id)) & self.unproven[flight.worker_id]:
+            del self.sent[flight.worker_id][block]
+            self.unproven[flight.worker_id].discard(block)
 
     def expire(self, now):
         for flight in self.flights.values():
