@@ -53,6 +53,17 @@ class BlockStored:
 
 
 @dataclass(slots=True)
+class HashedBlocks:
+    """Blocks that became resident on the device, or of each of which a copy is gone, from a publisher that
+    names blocks by our own hashes, as a simulated engine does: they are known without their tokens."""
+
+    block_hashes: Sequence[int]
+    parent_hash: int | None = None
+    """What the first of those stored continues; None at the beginning of a prompt."""
+    is_removal: bool = False
+
+
+@dataclass(slots=True)
 class BlockRemoved:
     """One copy of each named block is gone from that tier."""
 
@@ -67,6 +78,9 @@ class AllBlocksCleared:
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
+"""What engines publish."""
+
+AnyEvent = KvEvent | HashedBlocks
 
 
 @dataclass(slots=True)
@@ -77,7 +91,7 @@ class EventBatch:
     matter here or was not understood.
     """
 
-    events: Sequence[KvEvent]
+    events: Sequence[AnyEvent]
     timestamp: float = 0.0
     dp_rank: int | None = None
     ignored: Sequence[str] = ()

@@ -10,14 +10,15 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from indexer.adapters import ADAPTERS
+from indexer.adapters import ADAPTERS, Adapter
 from indexer.blocks import HASHINGS, BlockHash, Layout
 from indexer.budget import MemoryBudget
 from indexer.events import Tier
+from indexer.feed_stats import FeedStats
 from indexer.keys import Garbage
 from indexer.limits import EVICTION_BLOCKS, INDEX_BYTES, INDEX_SHARDS, SWEEP_BLOCKS
 from indexer.parity import StoredRoot
-from indexer.publisher import FeedStats, Publisher
+from indexer.publisher import Publisher
 from indexer.radix import OverlapScores, RadixIndex, Slot
 from indexer.sequencer import Step
 from indexer.snapshot import PublisherSnapshot, SnapshotWriter
@@ -41,10 +42,17 @@ class RequestReplay:
 class KvFeed:
     """The exact index and what feeds it. `index` is the device tier."""
 
-    def __init__(self, hashing: str = "kvgate", max_bytes: int = INDEX_BYTES) -> None:
+    def __init__(
+        self,
+        hashing: str = "kvgate",
+        max_bytes: int = INDEX_BYTES,
+        adapters: Mapping[str, Adapter] = ADAPTERS,
+    ) -> None:
         """`hashing`: a row of HASHINGS, which prompts must be hashed by too. `max_bytes`: of index and engine
-        hashes; what does not fit is forgotten, as `budget` says."""
+        hashes; what does not fit is forgotten, as `budget` says. `adapters`: by engine, who reads its
+        events."""
         self._hashing = HASHINGS[hashing]
+        self._adapters = adapters
         self._indexes = {tier: RadixIndex() for tier in Tier}
         self.index = self._indexes[Tier.DEVICE]
         self._group_indexes = {tier: RadixIndex() for tier in Tier}
@@ -79,7 +87,7 @@ class KvFeed:
             self._indexes,
             self._group_indexes,
             engine,
-            ADAPTERS[engine],
+            self._adapters[engine],
             base_model=base_model,
             hashing=self._hashing,
             expected=None if block_tokens is None else Layout(block_tokens, lookahead_tokens),

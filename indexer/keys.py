@@ -134,6 +134,20 @@ class KeyMap:
         """Those that were withdrawn and not stored again since."""
         return {each for each in self._withdrawn or () if not self._index.holds(self._slot, each)}
 
+    def remove_all(self, keys: Sequence[Key]) -> int:
+        """`remove` for each of them, counted once; returns how many blocks the worker no longer holds."""
+        shards, copies, discard = self._shards, self._copies, self._runs.discard
+        gone: list[BlockHash] = []
+        for key in keys:
+            if key in copies and self._drop_copy(key):
+                continue
+            block_hash = shards[key >> KEY_SHARD_SHIFT].pop(key, None)
+            if block_hash is not None:
+                discard(key)
+                gone.append(block_hash)
+        self._count_keys(-len(gone))
+        return self._index.truncate(self._slot, gone)
+
     def drop_oldest(self, max_blocks: int) -> int:
         """Give up some ends of what was stored longest ago; returns how many blocks went."""
         num_dropped = self._runs.drop_oldest(max_blocks, self._drop)

@@ -6,14 +6,15 @@ is the orphans', the groups of hybrid models besides the main one are the groups
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import chain
 
 from indexer.adapters import Adapter, MalformedFrame
 from indexer.blocks import TOKEN_BYTES, BlockHash, BlockHashing, Layout, pack_tokens
-from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, Tier
+from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, HashedBlocks, Tier
+from indexer.feed_stats import FeedStats
 from indexer.groups import Groups
 from indexer.keys import Garbage, KeyMap, key_of
 from indexer.layouts import LayoutWatch
@@ -32,36 +33,6 @@ from indexer.snapshot import (
 )
 from indexer.standing import Standing
 from indexer.trust import EXACT, Sign, Trust, judge
-
-
-@dataclass(slots=True)
-class FeedStats:
-    """Plain counters of one publisher since it was added. `ignored` counts by reason."""
-
-    num_messages: int = 0
-    num_events: int = 0
-    num_blocks_stored: int = 0
-    num_blocks_removed: int = 0
-    num_clears: int = 0
-    num_gaps: int = 0
-    num_replays: int = 0
-    num_restarts: int = 0
-    num_orphans: int = 0
-    """Stored events whose parent was not known when they came."""
-    num_orphans_adopted: int = 0
-    """Of these, how many could be claimed later."""
-    num_orphans_dropped: int = 0
-    """And how many waited in vain."""
-    num_overreports: int = 0
-    num_learnt: int = 0
-    num_blocks_dropped: int = 0
-    """Given up to stay within the memory of the index, while the engine may hold them still."""
-    ignored: Counter[str] = field(default_factory=Counter)
-    num_blocks: int = 0
-    """Held on the device now."""
-    num_learnt_blocks: int = 0
-    """Of them none: believed held now since the engine reported them as cached."""
-    last_sequence: int | None = None
 
 
 class Publisher:
@@ -281,8 +252,10 @@ class Publisher:
                 self._store(event)
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
-            else:
+            elif isinstance(event, AllBlocksCleared):
                 self._clear(event)
+            else:
+                self._take_hashed(event)
 
     # What the worker tells.
 
@@ -290,6 +263,14 @@ class Publisher:
         is_described = self._claim(event)
         if self.orphans.waiting and is_described:
             self._adopt_children(event)
+
+    def _take_hashed(self, event: HashedBlocks) -> None:
+        key_map = self._maps[Tier.DEVICE]
+        if event.is_removal:
+            self.stats.num_blocks_removed += key_map.remove_all(event.block_hashes)
+        else:
+            self.stats.num_blocks_stored += len(event.block_hashes)
+            key_map.store(event.block_hashes, event.block_hashes, event.parent_hash)
 
     def _remove(self, event: BlockRemoved) -> None:
         key_map = self.groups.map_for_removal(event)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from indexer.blocks import BlockHash
-from indexer.events import AllBlocksCleared, BlockStored, KvEvent
+from indexer.events import AllBlocksCleared, AnyEvent, BlockStored
 from indexer.learnt import LearntBlocks
 from indexer.limits import CLEAR_ECHO_MESSAGES, STORED_ROOTS_KEPT
 from indexer.parity import StoredRoot
@@ -63,7 +63,7 @@ class Standing:
         self.learnt.clear()
         self._clear_due = 0
 
-    def since_reset(self, events: Sequence[KvEvent], *, is_replay: bool) -> Sequence[KvEvent]:
+    def since_reset(self, events: Sequence[AnyEvent], *, is_replay: bool) -> Sequence[AnyEvent]:
         """The events of one message that are of the time after a reset that is known already."""
         if not self._clear_due:
             return events

@@ -7,10 +7,10 @@ event can confirm). Per worker the larger of feed and bridge counts; predictions
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from indexer.adapters import ADAPTERS
+from indexer.adapters import ADAPTERS, Adapter
 from indexer.blocks import BlockHash, HashSpace, Layout, Unit
 from indexer.byte_blocks import COVERED
 from indexer.feed import KvFeed
@@ -57,8 +57,10 @@ class Beliefs:
         bridge_ttl: float,
         hashing: str = "kvgate",
         index_bytes: int = INDEX_BYTES,
+        adapters: Mapping[str, Adapter] = ADAPTERS,
     ) -> None:
-        self.feed = KvFeed(hashing, index_bytes)
+        self.feed = KvFeed(hashing, index_bytes, adapters)
+        self._adapters = adapters
         self._bridge = PredictedIndex(bridge_ttl)
         self._predictions = PredictedIndex(predicted_ttl)
         self._slots = 0
@@ -68,7 +70,7 @@ class Beliefs:
         """Without an adapter for its engine a worker's events say nothing: it is predicted."""
         self._slots |= 1 << slot
         self._predictions.add_slot(slot, worker.num_blocks)
-        if not worker.publishes_events or worker.engine not in ADAPTERS:
+        if not worker.publishes_events or worker.engine not in self._adapters:
             return
         self._publishers |= 1 << slot
         self._bridge.add_slot(slot, worker.num_blocks)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from indexer.blocks import BlockHash, HashSpace
 from indexer.feed import KvFeed
+from indexer.feed_stats import FeedStats
 from indexer.limits import PARITY_SUBJECTS
 from indexer.parity import (
     Check,
@@ -20,7 +21,6 @@ from indexer.parity import (
     cause_of_blocks,
     cause_of_cached,
 )
-from indexer.publisher import FeedStats
 from indexer.trust import Verdict
 from policies.types import Slot, Worker
 from router.core.limits import PARITY_PATIENCE_SECONDS, PARITY_SAMPLE_SECONDS

@@ -11,8 +11,9 @@ gone) have no effect, so every way out of a request may call `finish` without kn
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from indexer.adapters import ADAPTERS, Adapter
 from indexer.blocks import HashSpace
 from indexer.feed import KvFeed
 from indexer.limits import INDEX_BYTES
@@ -49,14 +50,19 @@ class RoutingCore:
         index_bytes: int = INDEX_BYTES,
         seed: int = 0,
         hashing: str = "kvgate",
+        adapters: Mapping[str, Adapter] = ADAPTERS,
     ) -> None:
         """`predicted_ttl`, `bridge_ttl`: seconds for which own decisions are believed; see `overlap`.
         `hashing`: how blocks are hashed, a row of `indexer.blocks.HASHINGS`. `index_bytes`: how
-        much memory the exact index may take."""
+        much memory the exact index may take. `adapters`: by engine, who reads its KV events."""
         self.policy = policy
         self._rng = random.Random(seed)
         self._beliefs = Beliefs(
-            predicted_ttl=predicted_ttl, bridge_ttl=bridge_ttl, hashing=hashing, index_bytes=index_bytes
+            predicted_ttl=predicted_ttl,
+            bridge_ttl=bridge_ttl,
+            hashing=hashing,
+            index_bytes=index_bytes,
+            adapters=adapters,
         )
         self._parity = ParityChecks(self._beliefs.feed)
         self._workers = WorkerTable(self._beliefs.is_free, hashing)

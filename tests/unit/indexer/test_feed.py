@@ -7,7 +7,7 @@ import pytest
 from indexer import namespaces
 from indexer.blocks import TOKEN_BYTES, Layout, chain_block_hashes, pack_tokens, root_seed
 from indexer.feed import KvFeed
-from indexer.publisher import FeedStats
+from indexer.feed_stats import FeedStats
 from indexer.trust import Trust, TrustLevel
 from tests.support.vllm_events import batch, cleared, removed, stored
 

@@ -102,3 +102,17 @@ def test_clearing_hands_over_what_was_held(keys: KeyMap, index: RadixIndex) -> N
     keys.store([1], [11])
     assert index.match([11], 1) == {0: 1}
     assert keys.remove(1)
+
+
+def test_many_are_removed_as_one_by_one() -> None:
+    maps = [KeyMap(RadixIndex(), 0) for _ in range(2)]
+    for each in maps:
+        each.store([1, 2, 3, 4], [11, 12, 13, 14])
+        each.store([2, 3], [12, 13], 1)
+    one_by_one, together = maps
+    removals = [[2, 4, 99], [2, 3, 3], [], [1]]
+    for keys in removals:
+        assert together.remove_all(keys) == sum(map(one_by_one.remove, keys))
+        assert len(together) == len(one_by_one)
+        together.check()
+    assert len(together) == 0
