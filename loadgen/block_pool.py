@@ -65,27 +65,37 @@ class BlockPool:
     def allocate(self, count: int) -> list[BlockId]:
         """`count` blocks with one user each, evicting the least recently used; needs `num_free >= count`."""
         assert count <= len(self._free)
-        block_ids = []
-        for _ in range(count):
-            block_id, _unused = self._free.popitem(last=False)
-            self._evict(block_id)
-            self._references[block_id] = 1
-            block_ids.append(block_id)
+        take, references, hashes = self._free.popitem, self._references, self._hashes
+        block_ids = [take(last=False)[0] for _ in range(count)]
+        evicted = []
+        for block_id in block_ids:
+            references[block_id] = 1
+            if (block_hash := hashes[block_id]) is not None:
+                hashes[block_id] = None
+                evicted.append(block_hash)
+                if block_hash in self._more_copies:
+                    self._forget_copy(block_hash, block_id)
+                else:
+                    del self._findable[block_hash]
+        if evicted:
+            self.events.append(BlockRemoved(evicted))
         return block_ids
 
     def release(self, block_ids: Sequence[BlockId]) -> None:
         """One user fewer; the tail of a sequence is evicted before its head."""
+        references, free = self._references, self._free
         for block_id in reversed(block_ids):
-            self._references[block_id] -= 1
-            if not self._references[block_id]:
-                self._free[block_id] = None
+            references[block_id] -= 1
+            if not references[block_id]:
+                free[block_id] = None
 
     def register(self, block_ids: Sequence[BlockId], stored: BlockStored) -> None:
         """Makes the content of these blocks findable and announces it."""
+        hashes, findable = self._hashes, self._findable
         for block_id, block_hash in zip(block_ids, stored.block_hashes, strict=True):
             assert isinstance(block_hash, int)
-            self._hashes[block_id] = block_hash
-            if self._findable.setdefault(block_hash, block_id) != block_id:
+            hashes[block_id] = block_hash
+            if findable.setdefault(block_hash, block_id) != block_id:
                 self._more_copies.setdefault(block_hash, []).append(block_id)
         self.events.append(stored)
 
@@ -114,19 +124,9 @@ class BlockPool:
         assert set(listed) == held
         assert all(self._more_copies.values())
 
-    def _evict(self, block_id: BlockId) -> None:
-        block_hash = self._hashes[block_id]
-        if block_hash is None:
-            return
-        self._hashes[block_id] = None
-        self._forget_copy(block_hash, block_id)
-        self.events.append(BlockRemoved([block_hash]))
-
     def _forget_copy(self, block_hash: EngineBlockHash, block_id: BlockId) -> None:
-        others = self._more_copies.get(block_hash)
-        if others is None:
-            del self._findable[block_hash]
-            return
+        """One of several."""
+        others = self._more_copies[block_hash]
         if self._findable[block_hash] == block_id:
             self._findable[block_hash] = others.pop()
         else:

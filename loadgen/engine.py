@@ -1,23 +1,26 @@
 """EngineModel: a continuous-batching engine without hardware, sockets or clock.
 
 It schedules steps as vLLM does, keeps a real prefix cache and emits the KV events that the engine would. The
-caller owns time: `start_step(now)` says when the step will end, and `finish_step()` is called then. The mock
-worker puts sockets around it.
+caller owns time: `start_step(now)` says when the step will end, and `finish_step()` is called then. The
+simulator puts a virtual clock around it, the mock worker (as `TokenEngine`, with words) sockets.
+
+Between two changes of the batch all decoders go on alike, so they are counted and not visited: such steps can
+be taken many at a time, and one costs the same however many sequences run.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, exp, sqrt
 
-from indexer.events import BlockStored, KvEvent
+from indexer.events import KvEvent
 from loadgen.block_pool import BlockPool
+from loadgen.decoders import Decoders
 from loadgen.sequences import EngineSequence
-from loadgen.step_time import decode_ms, prefill_ms
-
-HASH_SEED = b"kvgate-mock"
-"""Seed of every first block: equal prompts have equal hashes on all workers, as in vLLM from 0.29 on."""
+from loadgen.step_time import StepTime, published_curves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +33,14 @@ class EngineSettings:
     max_batched_tokens: int = 8192
     """Tokens computed in one step, decoded ones included."""
     max_model_len: int = 131_072
+    step_time: StepTime | None = None
+    """None: the curves that Dynamo published, for this capacity."""
     speedup: float = 1.0
-    """Divides the step times of the published curves."""
-    hash_seed: bytes = HASH_SEED
+    """Divides the step times."""
+    watermark: float = 0.0
+    """Share of the blocks that a prompt must leave free to be admitted."""
+    noise: float = 0.0
+    """Spread of a step's time: the standard deviation of its logarithm."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -42,7 +50,8 @@ class EngineSettings:
     @property
     def context_limit(self) -> int:
         """Tokens that one sequence may have: the model's limit, or what the pool can hold."""
-        return min(self.max_model_len, self.capacity_tokens)
+        reserve = int(self.watermark * (self.num_blocks - 1))
+        return min(self.max_model_len, (self.num_blocks - 1 - reserve) * self.block_tokens)
 
 
 @dataclass(slots=True)
@@ -59,32 +68,48 @@ class EngineCounters:
     finished: int = 0
     aborted: int = 0
     steps: int = 0
+    busy_seconds: float = 0.0
+    """Sum of the steps' times."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutput:
-    """Who got a token in this step (`sequence.last_token`), and the KV events that the step publishes."""
+    """Who got its first token in this step and who its last, and the KV events that the step publishes. Made
+    for every step, so not frozen: each field of a frozen dataclass is set by a call."""
 
-    advanced: Sequence[EngineSequence]
+    started: Sequence[EngineSequence]
+    finished: Sequence[EngineSequence]
     events: Sequence[KvEvent]
 
 
 class EngineModel:
     """Submit sequences, then alternate `start_step` and `finish_step`; `abort` is allowed at any time."""
 
-    def __init__(self, settings: EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings, rng: random.Random | None = None) -> None:
+        """`rng` is needed where the settings have noise."""
         self.settings = settings
         self.counters = EngineCounters()
         self.pool = BlockPool(settings.num_blocks)
         self.slowdown = 1.0
         """Multiplies step times; for a worker that is to be slower than its curve."""
+        self._rng = rng
+        self._step_time = settings.step_time or published_curves(settings.capacity_tokens)
+        self._reserve = int(settings.watermark * self.pool.num_usable)
         self._waiting: deque[EngineSequence] = deque()
-        self._running: list[EngineSequence] = []
-        self._scheduled: list[EngineSequence] = []
+        # Running sequences in the order of their admission: first all that decode, then those whose prompts
+        # are being computed, of which only the last may be left with a part of its prompt.
+        self._decoders = Decoders()
+        self._prefilling: list[EngineSequence] = []
+        # The step, or the run of decode steps, in progress.
+        self._chunks: list[EngineSequence] = []
+        self._span = 0
+        self._started_at = 0.0
+        self._factor = 1.0
+        self._ends_at = 0.0
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._decoders) + len(self._prefilling)
 
     @property
     def num_waiting(self) -> int:
@@ -95,112 +120,129 @@ class EngineModel:
         """Share of the blocks that running sequences use; cached ones without a user do not count."""
         return 1.0 - self.pool.num_free / self.pool.num_usable
 
-    def submit(
-        self,
-        request_id: str,
-        prompt: Sequence[int],
-        max_tokens: int,
-        *,
-        adapter: str = "",
-        cache_salt: str = "",
-    ) -> EngineSequence:
-        """Queues a request. `prompt` and `max_tokens` are at least 1 and together within `context_limit`."""
-        assert prompt
-        assert max_tokens >= 1
-        assert len(prompt) + max_tokens <= self.settings.context_limit
-        sequence = EngineSequence(
-            id=request_id,
-            tokens=list(prompt),
-            max_tokens=max_tokens,
-            block_tokens=self.settings.block_tokens,
-            adapter=adapter,
-            cache_salt=cache_salt,
-            digest=self.settings.hash_seed,
-        )
+    def enqueue(self, sequence: EngineSequence) -> None:
+        """Queues a request. Prompt and output are at least one token, together within `context_limit`."""
+        assert sequence.num_prompt_tokens >= 1
+        assert sequence.max_tokens >= 1
+        assert sequence.num_prompt_tokens + sequence.max_tokens <= self.settings.context_limit
         self.counters.prompt_tokens += sequence.num_prompt_tokens
         self._waiting.append(sequence)
-        return sequence
 
     def abort(self, sequence: EngineSequence) -> None:
         """Drops a request wherever it is; full blocks that it filled stay cached. Finished ones are left
         alone."""
         if sequence.finished:
             return
-        sequence.finished = True
         self.counters.aborted += 1
         if sequence in self._waiting:
             self._waiting.remove(sequence)
-            return
-        self._running.remove(sequence)
-        self._release(sequence)
+        else:
+            self._leave(sequence)
+        sequence.finished = True
 
     def reset_prefix_cache(self) -> bool:
         """Clears the cache when nothing runs; the event leaves with the next step, as in vLLM."""
         return self.pool.clear()
 
-    def start_step(self, now: float) -> float | None:
-        """Schedules the next step; returns when it ends (seconds), or None when there is nothing to run."""
-        budget = self._schedule_running(self.settings.max_batched_tokens)
-        self._schedule_waiting(budget)
-        if not self._scheduled:
+    def start_step(self, now: float, max_steps: int = 1) -> float | None:
+        """Schedules the next step; returns when it ends (seconds), or None when there is nothing to run.
+
+        With `max_steps` above 1 it may be a run of steps, as long as they only decode and nobody begins, ends
+        or needs a block.
+        """
+        self._chunks = []
+        preemptions = self.counters.preemptions
+        if self._decoders.needs_blocks():
+            self._grow_decoders()
+        budget = self.settings.max_batched_tokens - len(self._decoders)
+        if self._prefilling and budget:
+            budget -= self._continue_prefill(budget)
+        if self._waiting and preemptions == self.counters.preemptions:  # else newcomers wait
+            self._schedule_waiting(budget)
+        if not self._chunks and not self._decoders:
             return None
-        return now + self._step_ms() * self.slowdown / self.settings.speedup / 1000.0
+        self._span = 1 if self._chunks or max_steps == 1 else min(max_steps, self._decoders.steps_alike())
+        self._factor = self.slowdown / self.settings.speedup / 1000.0 * self._noise_factor()
+        self._started_at = now
+        self._ends_at = now + self._step_ms(self._span) * self._factor
+        return self._ends_at
+
+    def shorten(self, now: float) -> float | None:
+        """Somebody came: ends a run of steps with the one in progress; returns when, or None if nothing
+        changes."""
+        if self._span <= 1 or now >= self._ends_at:
+            return None
+        elapsed = max(0.0, now - self._started_at) / self._factor
+        steps = max(1, ceil(self._span * elapsed / self._step_ms(self._span)))
+        while steps > 1 and self._step_ms(steps - 1) >= elapsed:
+            steps -= 1
+        while steps < self._span and self._step_ms(steps) < elapsed:
+            steps += 1
+        if steps >= self._span:
+            return None
+        self._span = steps
+        self._ends_at = self._started_at + self._step_ms(steps) * self._factor
+        return self._ends_at
 
     def finish_step(self) -> StepOutput:
         """Ends the scheduled step: whoever has all its tokens computed gets the next one."""
-        advanced = []
-        any_finished = False
-        for sequence in self._scheduled:
-            if sequence.finished:  # aborted meanwhile
-                continue
-            sequence.num_computed += sequence.num_scheduled
-            if sequence.num_computed == len(sequence.tokens):
-                sequence.generate()
-                advanced.append(sequence)
-                if sequence.num_generated == sequence.max_tokens:
-                    self._finish(sequence)
-                    any_finished = True
-        if any_finished:
-            self._running = [sequence for sequence in self._running if not sequence.finished]
-        self._scheduled = []
-        self.counters.generation_tokens += len(advanced)
-        self.counters.steps += 1
-        return StepOutput(advanced, self.pool.take_events())
+        steps, counters = self._span, self.counters
+        counters.steps += steps
+        counters.busy_seconds += self._ends_at - self._started_at
+        counters.generation_tokens += self._decoders.advance(steps)
+        self._span = 0
+        finished: list[EngineSequence] = []
+        while (sequence := self._decoders.next_finished()) is not None:
+            self._finish(sequence)
+            finished.append(sequence)
+        started = self._finish_chunks(finished)
+        return StepOutput(started, finished, self.pool.take_events())
+
+    def decoding(self) -> list[EngineSequence]:
+        """Sequences that get a token in every step, their numbers up to date, in the order of their
+        admission."""
+        sequences = list(self._decoders)
+        for sequence in sequences:
+            self._decoders.settle(sequence)
+        return sequences
 
     def check(self) -> None:
         """Every invariant, O(size)."""
         self.pool.check()
+        self._decoders.check()
         users: dict[int, int] = {}
-        for sequence in self._running:
+        running = [*self.decoding(), *self._prefilling]
+        for sequence in running:
             assert not sequence.finished
             assert len(sequence.block_ids) * sequence.block_tokens >= sequence.num_computed
+            assert sequence.num_generated <= sequence.max_tokens
             for block_id in sequence.block_ids:
                 users[block_id] = users.get(block_id, 0) + 1
         assert self.pool.num_usable - self.pool.num_free == len(users)
         assert not any(sequence.block_ids for sequence in self._waiting)
-        assert len(self._running) <= self.settings.max_sequences
+        assert len(running) <= self.settings.max_sequences
 
     # Scheduling: sequences that run already come first, in the order in which they were admitted.
 
-    def _schedule_running(self, budget: int) -> int:
-        """Returns what is left for newcomers: nothing when somebody had to be preempted."""
-        position = 0
-        preemptions = self.counters.preemptions
-        while position < len(self._running) and budget:
-            sequence = self._running[position]
-            count = min(len(sequence.tokens) - sequence.num_computed, budget)
-            if not self._make_room(sequence, count):
-                break
+    def _grow_decoders(self) -> None:
+        """Blocks for the next token of those that have filled theirs."""
+        while (sequence := self._decoders.next_full()) is not None:
+            self._register(sequence)
+            self._make_room(sequence, 1)
+
+    def _continue_prefill(self, budget: int) -> int:
+        """Returns how much of it was used."""
+        (sequence,) = self._prefilling
+        count = min(sequence.num_tokens - sequence.num_computed, budget)
+        if self._make_room(sequence, count):
             self._schedule(sequence, count)
-            budget -= count
-            position += 1
-        return budget if preemptions == self.counters.preemptions else 0
+        return count
 
     def _make_room(self, sequence: EngineSequence, count: int) -> bool:
         """Blocks for `count` more tokens, preempting from the youngest on; False when it had to go itself."""
-        missing = self._missing_blocks(sequence, count)
+        missing = -(-(sequence.num_computed + count) // sequence.block_tokens) - len(sequence.block_ids)
         while missing > self.pool.num_free:
-            victim = self._running[-1]
+            victim = self._prefilling[-1] if self._prefilling else self._decoders.youngest
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -209,12 +251,13 @@ class EngineModel:
         return True
 
     def _schedule_waiting(self, budget: int) -> None:
-        while budget and self._waiting and len(self._running) < self.settings.max_sequences:
+        most = min(self.settings.max_sequences, self.settings.max_batched_tokens)
+        while budget and self._waiting and self.num_running < most:
             if not self._admit(self._waiting[0]):
                 return
             sequence = self._waiting.popleft()
-            self._running.append(sequence)
-            count = min(len(sequence.tokens) - sequence.num_computed, budget)
+            self._prefilling.append(sequence)
+            count = min(sequence.num_tokens - sequence.num_computed, budget)
             self._make_room(sequence, count)
             self._schedule(sequence, count)
             budget -= count
@@ -222,10 +265,10 @@ class EngineModel:
     def _admit(self, sequence: EngineSequence) -> bool:
         """Takes over the cached prefix if the whole sequence fits beside it. One token is always computed."""
         size = sequence.block_tokens
-        longest_hit = (len(sequence.tokens) - 1) // size
+        longest_hit = (sequence.num_tokens - 1) // size
         cached = self.pool.find_prefix(sequence.hashes[:longest_hit])
-        total = -(-len(sequence.tokens) // size)
-        if total - len(cached) > self.pool.num_free - self.pool.num_unused(cached):
+        missing = -(-sequence.num_tokens // size) - len(cached)
+        if missing > self.pool.num_free - self.pool.num_unused(cached) - self._reserve:
             return False
         self.pool.reuse(cached)
         sequence.block_ids = cached
@@ -240,57 +283,91 @@ class EngineModel:
     def _schedule(self, sequence: EngineSequence, count: int) -> None:
         """Blocks that the step fills are findable from now on: another request of this step may use them."""
         sequence.num_scheduled = count
-        self._scheduled.append(sequence)
+        self._chunks.append(sequence)
+        self._register(sequence, count)
+
+    def _register(self, sequence: EngineSequence, count: int = 0) -> None:
+        """Makes those of its full blocks findable whose content is known, `count` tokens further."""
+        first = sequence.num_registered
         num_full = (sequence.num_computed + count) // sequence.block_tokens
-        if num_full > sequence.num_registered:
-            self._register(sequence, num_full)
+        end = min(num_full, len(sequence.hashes))
+        if end > first:
+            self.pool.register(sequence.block_ids[first:end], sequence.stored(first, end))
+            sequence.num_registered = end
 
-    def _register(self, sequence: EngineSequence, num_full: int) -> None:
-        first, size = sequence.num_registered, sequence.block_tokens
-        stored = BlockStored(
-            block_hashes=sequence.hashes[first:num_full],
-            parent_hash=sequence.hashes[first - 1] if first else None,
-            token_ids=sequence.tokens[first * size : num_full * size],
-            block_tokens=size,
-            adapter=sequence.adapter,
-            cache_salt="" if first else sequence.cache_salt,
-        )
-        self.pool.register(sequence.block_ids[first:num_full], stored)
-        sequence.num_registered = num_full
+    def _step_ms(self, steps: int) -> float:
+        num_decoders = len(self._decoders)
+        active_tokens = self._decoders.num_tokens + num_decoders
+        times = self._step_time
+        duration = times.step_constant * steps
+        if self._chunks:
+            num_tokens = num_squares = 0
+            for sequence in self._chunks:
+                after = sequence.num_computed + sequence.num_scheduled
+                active_tokens += after
+                num_tokens += sequence.num_scheduled
+                num_squares += after * after - sequence.num_computed * sequence.num_computed
+            duration += times.prefill_ms(num_tokens, num_squares)
+        if num_decoders:
+            duration += times.decode_ms(num_decoders, active_tokens, steps)
+        return duration
 
-    def _missing_blocks(self, sequence: EngineSequence, count: int) -> int:
-        size = sequence.block_tokens
-        return -(-(sequence.num_computed + count) // size) - len(sequence.block_ids)
+    def _noise_factor(self) -> float:
+        """Log-normal around a mean of 1; over a run of steps their noises average out."""
+        spread = self.settings.noise
+        if not spread:
+            return 1.0
+        assert self._rng is not None
+        if self._span > 1:
+            spread /= sqrt(self._span)
+        return exp(spread * (self._rng.gauss(0.0, 1.0) - spread / 2))
+
+    # The end of a step.
+
+    def _finish_chunks(self, finished: list[EngineSequence]) -> list[EngineSequence]:
+        """Those that got their first token."""
+        started: list[EngineSequence] = []
+        if not self._chunks:
+            return started
+        left = []
+        for sequence in self._chunks:
+            if sequence.finished:  # aborted meanwhile
+                continue
+            sequence.num_computed += sequence.num_scheduled
+            self.counters.computed_prompt_tokens += sequence.num_scheduled
+            if sequence.num_computed < sequence.num_tokens:
+                left.append(sequence)
+                continue
+            sequence.num_generated += 1
+            self.counters.generation_tokens += 1
+            if sequence.num_generated == 1:
+                started.append(sequence)
+            if sequence.num_generated == sequence.max_tokens:
+                self._finish(sequence)
+                finished.append(sequence)
+            else:
+                self._decoders.join(sequence)
+        self._prefilling = left
+        return started
+
+    def _finish(self, sequence: EngineSequence) -> None:
+        self._leave(sequence)
+        sequence.finished = True
+        self.counters.finished += 1
 
     def _preempt(self, sequence: EngineSequence) -> None:
         """Gives its blocks back; it starts again, ahead of all who wait, with what is then still cached."""
-        self._running.remove(sequence)
-        self._release(sequence)
+        self._leave(sequence)
         sequence.num_computed = sequence.num_registered = 0
         self._waiting.appendleft(sequence)
         self.counters.preemptions += 1
 
-    def _finish(self, sequence: EngineSequence) -> None:
-        sequence.finished = True
-        self._release(sequence)
-        self.counters.finished += 1
-
-    def _release(self, sequence: EngineSequence) -> None:
+    def _leave(self, sequence: EngineSequence) -> None:
+        """It runs no more. What it has computed stays cached."""
+        if sequence in self._decoders:
+            self._decoders.leave(sequence)
+            self._register(sequence)
+        elif sequence in self._prefilling:
+            self._prefilling.remove(sequence)
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []
-
-    def _step_ms(self) -> float:
-        chunks = []
-        active_tokens = num_decoders = 0
-        for sequence in self._scheduled:
-            after = sequence.num_computed + sequence.num_scheduled
-            active_tokens += after
-            if sequence.num_generated and sequence.num_scheduled == 1:
-                num_decoders += 1
-            else:
-                chunks.append((sequence.num_computed, after))
-                self.counters.computed_prompt_tokens += sequence.num_scheduled
-        duration = prefill_ms(chunks) if chunks else 0.0
-        if num_decoders:
-            duration += decode_ms(active_tokens / self.settings.capacity_tokens)
-        return duration

@@ -1,4 +1,4 @@
-"""Drives one EngineModel in real time: sleeps to the end of each step and hands the tokens out.
+"""Drives one TokenEngine in real time: sleeps to the end of each step and hands the tokens out.
 
 The model's time is its own. A step that ends late does not delay the next one: that starts when the last one
 should have ended, so the mock stays as fast as its curve as long as the machine can follow. How late it was
@@ -13,8 +13,8 @@ from time import perf_counter
 from typing import Protocol
 
 from indexer.events import KvEvent
-from loadgen.engine import EngineModel
-from loadgen.sequences import EngineSequence
+from loadgen.sequences import TokenSequence
+from loadgen.token_engine import TokenEngine
 
 CATCH_UP_SECONDS_MAX = 1.0
 """Further behind than this (a suspended process, a fault), the model's time jumps forward instead."""
@@ -23,18 +23,18 @@ CATCH_UP_SECONDS_MAX = 1.0
 class TokenSink(Protocol):
     """Where a sequence's tokens go. Called within a step: must be quick and must not raise."""
 
-    def token(self, sequence: EngineSequence) -> None: ...
+    def token(self, sequence: TokenSequence) -> None: ...
 
 
 class RealTimeDriver:
     """One task per worker runs `run`; `submit` and `abort` are called from the same event loop."""
 
-    def __init__(self, model: EngineModel, publish: Callable[[Sequence[KvEvent]], None]) -> None:
+    def __init__(self, model: TokenEngine, publish: Callable[[Sequence[KvEvent]], None]) -> None:
         self.model = model
         self.lag_seconds_max = 0.0
         self._lag_seconds_total = 0.0
         self._publish = publish
-        self._sinks: dict[EngineSequence, TokenSink] = {}
+        self._sinks: dict[TokenSequence, TokenSink] = {}
         self._wake = asyncio.Event()
         self._unpaused = asyncio.Event()
         self._unpaused.set()
@@ -44,11 +44,11 @@ class RealTimeDriver:
         """Mean over all steps of how late a step's tokens were handed out."""
         return self._lag_seconds_total / max(1, self.model.counters.steps)
 
-    def submit(self, sequence: EngineSequence, sink: TokenSink) -> None:
+    def submit(self, sequence: TokenSequence, sink: TokenSink) -> None:
         self._sinks[sequence] = sink
         self._wake.set()
 
-    def abort(self, sequence: EngineSequence) -> None:
+    def abort(self, sequence: TokenSequence) -> None:
         self._sinks.pop(sequence, None)
         self.model.abort(sequence)
 

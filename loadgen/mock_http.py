@@ -33,7 +33,7 @@ from loadgen.mock_api import (
 )
 from loadgen.mock_driver import RealTimeDriver
 from loadgen.mock_ranks import MockRank, busy_least, rank_named
-from loadgen.sequences import EngineSequence
+from loadgen.sequences import TokenSequence
 from loadgen.tokenizer import FIRST_WORD, TOKEN_TEXT
 from loadgen.wire import Release
 
@@ -102,7 +102,7 @@ class StreamSink:
         self._host = host
         self._finish_reason = finish_reason
 
-    def token(self, sequence: EngineSequence) -> None:
+    def token(self, sequence: TokenSequence) -> None:
         if self._transport.is_closing():  # uvloop raises for a late write; the abort is on its way
             return
         text = TOKEN_TEXT[sequence.last_token - FIRST_WORD]
@@ -123,16 +123,16 @@ class CollectSink:
     def __init__(self) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def token(self, sequence: EngineSequence) -> None:
+    def token(self, sequence: TokenSequence) -> None:
         if sequence.finished and not self.done.done():
             self.done.set_result(None)
 
 
-def text_of(sequence: EngineSequence) -> str:
+def text_of(sequence: TokenSequence) -> str:
     return "".join(TOKEN_TEXT[token - FIRST_WORD] for token in sequence.tokens[sequence.num_prompt_tokens :])
 
 
-def usage_of(sequence: EngineSequence, host: Host) -> Usage:
+def usage_of(sequence: TokenSequence, host: Host) -> Usage:
     cached = sequence.cached_tokens or 0
     return Usage(
         prompt_tokens=sequence.num_prompt_tokens,
@@ -197,7 +197,7 @@ class EngineApi:
         self,
         request: web.Request,
         driver: RealTimeDriver,
-        sequence: EngineSequence,
+        sequence: TokenSequence,
         answer: Answer,
         finish_reason: str,
     ) -> web.StreamResponse:
@@ -218,7 +218,7 @@ class EngineApi:
         return response
 
     async def _collect(
-        self, driver: RealTimeDriver, sequence: EngineSequence, answer: Answer, finish_reason: str
+        self, driver: RealTimeDriver, sequence: TokenSequence, answer: Answer, finish_reason: str
     ) -> web.Response:
         sink = CollectSink()
         try:

@@ -14,10 +14,11 @@ from dataclasses import asdict
 import zmq
 
 from indexer.events import KvEvent
-from loadgen.engine import EngineModel, EngineSettings
+from loadgen.engine import EngineSettings
 from loadgen.mock_api import ApiError
 from loadgen.mock_driver import RealTimeDriver
 from loadgen.mock_events import EventPublisher
+from loadgen.token_engine import TokenEngine
 from loadgen.wire import RELEASES, Layout, encode_batch
 from loadgen.wire_sglang import TreeEvents
 from router.tasks import start_task
@@ -45,7 +46,7 @@ class MockRank:
         """`wall_seconds`: Unix seconds, for the time of messages."""
         self.number = number
         self.publisher = EventPublisher(context, layout=layout, topic=topic.encode())
-        self.driver = RealTimeDriver(EngineModel(settings), self.publish)
+        self.driver = RealTimeDriver(TokenEngine(settings), self.publish)
         self._layout = layout
         self._wall_seconds = wall_seconds
         self._tree = TreeEvents() if RELEASES[layout].engine == "sglang" else None
@@ -53,7 +54,7 @@ class MockRank:
         self._is_stopped = False
 
     @property
-    def model(self) -> EngineModel:
+    def model(self) -> TokenEngine:
         return self.driver.model
 
     @property

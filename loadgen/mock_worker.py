@@ -1,4 +1,4 @@
-"""Mock workers: EngineModels behind HTTP and ZMQ, with fault switches.
+"""Mock workers: TokenEngines behind HTTP and ZMQ, with fault switches.
 
 `MockFleet` is several workers in one process; `main` is `kvgate mock`.
 A fault is set with `POST /mock/fault {"fault": NAME, ...}` on any living worker of the fleet; `"worker": i`

@@ -178,10 +178,10 @@ async def test_workers_of_one_model_with_other_tokens_are_named(caplog, monkeypa
 
 async def test_an_adapter_without_blocks_under_its_name_is_named(mocks, caplog, monkeypatch) -> None:
     """As releases behave that do not tell the adapter in their events."""
-    import loadgen.engine as engine
+    import loadgen.sequences as sequences
 
-    stored = engine.BlockStored
-    monkeypatch.setattr(engine, "BlockStored", lambda *args, **kw: stored(*args, **(kw | {"adapter": ""})))
+    stored = sequences.BlockStored
+    monkeypatch.setattr(sequences, "BlockStored", lambda *args, **kw: stored(*args, **(kw | {"adapter": ""})))
     async with serving(with_events(mocks)) as client:
         gateway = client.gateway
         await send_until(
@@ -198,10 +198,12 @@ async def test_an_adapter_without_blocks_under_its_name_is_named(mocks, caplog, 
 
 
 async def test_salts_that_events_do_not_tell_are_named(mocks, monkeypatch) -> None:
-    import loadgen.engine as engine
+    import loadgen.sequences as sequences
 
-    stored = engine.BlockStored
-    monkeypatch.setattr(engine, "BlockStored", lambda *args, **kw: stored(*args, **(kw | {"cache_salt": ""})))
+    stored = sequences.BlockStored
+    monkeypatch.setattr(
+        sequences, "BlockStored", lambda *args, **kw: stored(*args, **(kw | {"cache_salt": ""}))
+    )
     async with serving(with_events(mocks)) as client:
         gateway = client.gateway
         await send_until(client, lambda: checked(gateway, "blocks", "agree") >= 2, what="without a salt")

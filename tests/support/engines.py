@@ -1,17 +1,18 @@
-"""EngineModels driven to the end in virtual time, and what a listener believes after their events."""
+"""TokenEngines driven to the end in virtual time, and what a listener believes after their events."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
-from loadgen.engine import EngineModel, EngineSettings
+from loadgen.engine import EngineSettings
+from loadgen.token_engine import TokenEngine
 
 
-def small_model(**changes) -> EngineModel:
+def small_model(**changes) -> TokenEngine:
     """16 usable blocks of 4 tokens, steps of 32 tokens: small enough to count by hand."""
     settings = {"block_tokens": 4, "num_blocks": 17, "max_batched_tokens": 32, "max_model_len": 64}
-    return EngineModel(EngineSettings(**(settings | changes)))
+    return TokenEngine(EngineSettings(**(settings | changes)))
 
 
 def step(model, now=0.0):

@@ -19,7 +19,7 @@ def fill(pool, *hashes):
 
 
 def removed(events):
-    return [event.block_hashes[0] for event in events if isinstance(event, BlockRemoved)]
+    return [each for event in events if isinstance(event, BlockRemoved) for each in event.block_hashes]
 
 
 def test_one_block_is_reserved():

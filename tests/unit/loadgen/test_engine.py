@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
-from loadgen.engine import EngineModel, EngineSettings
-from loadgen.step_time import decode_ms, prefill_ms
+from loadgen.engine import EngineSettings
+from loadgen.step_time import published_curves
+from loadgen.token_engine import TokenEngine
 from tests.support.engines import answer, copies_after, run_until_idle, small_model, step
 from tests.support.recordings import recording
 
 PROMPT = list(range(100, 110))  # two blocks of four and a half one
+CURVES = published_curves(64)
 
 
 def stored(events):
@@ -95,16 +97,16 @@ def test_step_time_is_the_curve_divided_by_the_speedup():
     model = small_model(speedup=2.0)
     model.submit("d", PROMPT, 2)
     ends_at, _ = step(model, now=5.0)
-    assert ends_at == pytest.approx(5.0 + prefill_ms([(0, 10)]) / 2000)
+    assert ends_at == pytest.approx(5.0 + CURVES.prefill_ms(10, 100) / 2000)
     ends_at, _ = step(model, now=ends_at)
-    assert ends_at - 5.0 == pytest.approx((prefill_ms([(0, 10)]) + decode_ms(11 / 64)) / 2000)
+    assert ends_at - 5.0 == pytest.approx((CURVES.prefill_ms(10, 100) + CURVES.decode_ms(1, 11)) / 2000)
 
 
 def test_a_slowed_worker_takes_longer():
     model = small_model()
     model.slowdown = 3.0
     model.submit("d", PROMPT, 1)
-    assert model.start_step(0.0) == pytest.approx(3 * prefill_ms([(0, 10)]) / 1000)
+    assert model.start_step(0.0) == pytest.approx(3 * CURVES.prefill_ms(10, 100) / 1000)
 
 
 def test_sequences_beyond_the_limit_wait():
@@ -207,7 +209,7 @@ TWO_ANSWERS = {"n=2 with temperature"}
 @pytest.mark.parametrize("name", ["vllm-0.32.0", "vllm-0.32.0-bytes", "vllm-0.23.0"])
 def test_cached_tokens_as_a_real_engine_reported(name):
     """The recorded requests, in their order, through a model with the recorded engine's sizes."""
-    model = EngineModel(
+    model = TokenEngine(
         EngineSettings(
             block_tokens=32, num_blocks=64, max_batched_tokens=256, max_sequences=8, max_model_len=1024
         )

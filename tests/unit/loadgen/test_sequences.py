@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from loadgen.sequences import EngineSequence
+from loadgen.sequences import TokenSequence
 
 SEED = b"\0" * 32
 
 
 def sequence(tokens, *, seed=SEED, adapter="", cache_salt=""):
-    return EngineSequence(
+    return TokenSequence(
         id="r",
         tokens=list(tokens),
         max_tokens=8,
@@ -44,7 +44,7 @@ def test_a_block_that_generation_fills_is_hashed_as_if_it_had_been_prompt():
     grown = sequence(range(6))
     for _ in range(2):
         grown.generate()
-    assert grown.num_generated == 2
+    assert len(grown.tokens) == 8
     assert grown.hashes == sequence(grown.tokens).hashes
     assert len(grown.hashes) == 2
 
