@@ -3,14 +3,14 @@
 A line of the format is `{"timestamp": ms, "input_length": n, "output_length": n, "hash_ids": [...]}`; each id
 names one block of 512 prompt tokens and, with it, everything before. The words themselves were never
 published, so an id is expanded to 512 words that depend on the id alone: equal prefixes stay equal prefixes.
-Opening files is in `trace_files`.
+Other formats are in `trace_formats`; opening files is in `trace_files`.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 
@@ -31,13 +31,27 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """`arrival_seconds` counts from the start. `hash_ids` has ceil(input_tokens / 512) entries, the last one
-    usually for a partial block."""
+    """`arrival_seconds` counts from the start. `hash_ids` names the prompt's complete blocks and may name a
+    partial one behind them; in the Mooncake format it has ceil(input_tokens / 512) entries.
+
+    Requests of one `session` follow each other: `think_seconds` after the answer to the one before, whatever
+    their arrival times.
+    """
 
     arrival_seconds: float
     input_tokens: int
     output_tokens: int
     hash_ids: Sequence[int]
+    session: str = ""
+    think_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests in order of arrival, and how many tokens one of their ids stands for."""
+
+    requests: Sequence[TraceRequest]
+    block_tokens: int = BLOCK_TOKENS
 
 
 class _Line(msgspec.Struct):
@@ -71,8 +85,8 @@ def _checked(line: _Line) -> TraceRequest:
     return TraceRequest(line.timestamp / 1000.0, line.input_length, line.output_length, line.hash_ids)
 
 
-def smear(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Spreads requests that share a time evenly up to the next one's time.
+def smear(requests: Sequence[TraceRequest], rng: random.Random | None = None) -> list[TraceRequest]:
+    """Spreads requests that share a time up to the next one's time: evenly, or by chance as an `rng` has it.
 
     The Mooncake traces have arrivals in steps of about 3 s; replayed as they stand, each step would be a
     burst.
@@ -82,9 +96,11 @@ def smear(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
     for i, step in enumerate(steps):
         start = step[0].arrival_seconds
         width = steps[i + 1][0].arrival_seconds - start if i + 1 < len(steps) else 0.0
-        for j, request in enumerate(step):
-            at = start + width * j / len(step)
-            smeared.append(TraceRequest(at, request.input_tokens, request.output_tokens, request.hash_ids))
+        shares = sorted(rng.random() for _ in step) if rng else [j / len(step) for j in range(len(step))]
+        smeared += [
+            replace(request, arrival_seconds=start + width * share)
+            for request, share in zip(step, shares, strict=True)
+        ]
     return smeared
 
 
@@ -115,25 +131,27 @@ class TraceStatistics:
     chat."""
 
 
-def statistics_of(requests: Sequence[TraceRequest]) -> TraceStatistics:
+def statistics_of(requests: Sequence[TraceRequest], block_tokens: int = BLOCK_TOKENS) -> TraceStatistics:
     lengths = sorted(request.input_tokens for request in requests)
     return TraceStatistics(
         num_requests=len(requests),
         mean_input_tokens=sum(lengths) / len(lengths),
         median_input_tokens=lengths[len(lengths) // 2],
         mean_output_tokens=sum(request.output_tokens for request in requests) / len(requests),
-        ideal_hit_rate=hit_rate_dealt(requests, 1),
-        follow_up_share=_follow_up_share(requests),
+        ideal_hit_rate=hit_rate_dealt(requests, 1, block_tokens),
+        follow_up_share=_follow_up_share(requests, block_tokens),
     )
 
 
-def hit_rate_dealt(requests: Sequence[TraceRequest], num_caches: int) -> float:
+def hit_rate_dealt(
+    requests: Sequence[TraceRequest], num_caches: int, block_tokens: int = BLOCK_TOKENS
+) -> float:
     """Token hit rate when requests are dealt by turn to that many caches without limit."""
     caches: list[set[int]] = [set() for _ in range(num_caches)]
     hits = 0
     for i, request in enumerate(requests):
         cache = caches[i % num_caches]
-        hits += min(_leading_known(request.hash_ids, cache) * BLOCK_TOKENS, request.input_tokens)
+        hits += min(_leading_known(request.hash_ids, cache) * block_tokens, request.input_tokens)
         cache.update(request.hash_ids)
     return hits / sum(request.input_tokens for request in requests)
 
@@ -145,11 +163,11 @@ def _leading_known(hash_ids: Sequence[int], cache: set[int]) -> int:
     return len(hash_ids)
 
 
-def _follow_up_share(requests: Sequence[TraceRequest]) -> float:
+def _follow_up_share(requests: Sequence[TraceRequest], block_tokens: int) -> float:
     ends: set[int] = set()
     count = 0
     for request in requests:
-        num_full = request.input_tokens // BLOCK_TOKENS
+        num_full = request.input_tokens // block_tokens
         # A follow-up has something behind the block at which an earlier request ended.
         count += any(hash_id in ends for hash_id in request.hash_ids[1 : len(request.hash_ids) - 1])
         if num_full >= 2:
