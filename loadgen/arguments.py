@@ -47,6 +47,21 @@ def above_zero(text: str) -> float:
     return value
 
 
+def zero_or_more(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError("must not be below 0")
+    return value
+
+
+def share(text: str) -> float:
+    """Reads a number from 0 up to, but not including, 1."""
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError("must be from 0 up to, but not including, 1")
+    return value
+
+
 def workload(trace: Path | None, num_requests: int, seed: int) -> list[TraceRequest]:
     """The first requests of a trace, or synthetic ones. Raises TraceError."""
     if trace is not None:

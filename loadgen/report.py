@@ -35,6 +35,11 @@ def render_table(summaries: Sequence[Summary]) -> str:
     """Times in milliseconds; balance is the busiest worker over the mean."""
     rows = [[title for title, _cell in COLUMNS]]
     rows += [[cell(summary) for _title, cell in COLUMNS] for summary in summaries]
+    return render_rows(rows)
+
+
+def render_rows(rows: Sequence[Sequence[str]]) -> str:
+    """Aligned, the first row underlined: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([lines[0], "  ".join("-" * width for width in widths), *lines[1:]])

@@ -33,6 +33,7 @@ COMMANDS: dict[str, Command] = {
     "mock": Command("loadgen.mock_worker:main", "run a fleet of mock workers"),
     "demo": Command("loadgen.demo:main", "compare policies on mock workers, gateway and all"),
     "load": Command("loadgen.load:main", "send a workload to a running gateway"),
+    "sim": Command("loadgen.sim.command:main", "compare policies on a trace, in virtual time"),
     "tokens": Command("router.tokens_command:main", "show the tokens of a body, and compare a worker's"),
     "version": Command("router.cli:print_version", "print the version"),
 }
