@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import lzma
+import re
 
 import msgspec
 import pytest
 
+from loadgen.engine_profiles import PROFILES
 from loadgen.sim.command import main
+from tests.tidy.sources import ROOT
 
 LINE = b'{"timestamp": %d, "input_length": 1100, "output_length": 9, "hash_ids": [0, 1, %d]}\n'
 SESSION = (
@@ -97,6 +100,16 @@ def test_what_is_wrong_is_said(capsys, arguments, code, what):
         ended = exit.code
     assert ended == code
     assert what in capsys.readouterr().err
+
+
+def test_the_page_has_every_option_and_engine(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
+    page = (ROOT / "docs/simulator.md").read_text()
+    assert options == set(re.findall(r"^\| `(--[a-z-]+)`", page, re.MULTILINE))
+    profiles = page.partition("| profile |")[2].partition("\n\n")[0]
+    assert list(PROFILES) == re.findall(r"^\| `([a-z0-9-]+)`", profiles, re.MULTILINE)
 
 
 def test_nothing_fits(trace, capsys):
