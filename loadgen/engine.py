@@ -157,11 +157,13 @@ class EngineModel:
         budget = self.settings.max_batched_tokens - len(self._decoders)
         if self._prefilling and budget:
             budget -= self._continue_prefill(budget)
-        if self._waiting and preemptions == self.counters.preemptions:  # else newcomers wait
+        has_preempted = preemptions < self.counters.preemptions
+        if self._waiting and not has_preempted:  # else newcomers wait for the next step
             self._schedule_waiting(budget)
         if not self._chunks and not self._decoders:
             return None
-        self._span = 1 if self._chunks or max_steps == 1 else min(max_steps, self._decoders.steps_alike())
+        is_single = bool(self._chunks) or has_preempted or max_steps == 1
+        self._span = 1 if is_single else min(max_steps, self._decoders.steps_alike())
         self._factor = self.slowdown / self.settings.speedup / 1000.0 * self._noise_factor()
         self._started_at = now
         self._ends_at = now + self._step_ms(self._span) * self._factor
