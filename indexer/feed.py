@@ -202,6 +202,13 @@ class KvFeed:
             publisher.standing.disbelief = reason
             self._finish_step(slot, [])
 
+    def refuse(self, slot: Slot, reason: str) -> None:
+        """The worker's event endpoint can't be opened, and why; "" once it is open.
+        Until then the worker is PREDICTED."""
+        if publisher := self._publishers.get(slot):
+            publisher.standing.refusal = reason
+            self._finish_step(slot, [])
+
     def sample_roots(self, slot: Slot, is_on: bool) -> None:
         """Keep the beginnings of the prompts that the worker stores from now on, or no longer."""
         if publisher := self._publishers.get(slot):

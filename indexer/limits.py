@@ -154,6 +154,10 @@ QUERY_SLICE_TOKENS = 65_536
 SERVICE_WORKERS = 1_024
 """Workers that one index server follows: each has two sockets, and a descriptor limit of 4,096 is common."""
 
+REFUSED_SECONDS = 5.0
+"""Between attempts to open an event endpoint that was refused: a port is free again soon after its holder has
+ended, an attempt is a system call."""
+
 TICK_SECONDS = 0.05
 """Between looks at what the index server has to clear away."""
 

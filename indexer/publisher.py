@@ -78,13 +78,14 @@ class Publisher:
     @property
     def is_exact(self) -> bool:
         """Whether the trust level is EXACT."""
-        return not (self.sequencer.doubt or self.standing.disbelief or self.layouts.mismatch)
+        return not (self.sequencer.doubt or self.layouts.mismatch or self.standing.is_doubted)
 
     def trust(self) -> Trust:
         """How far the claims of this worker may be believed now."""
         if self.is_exact and not self.sequencer.missing_history:  # as nearly every decision finds it
             return EXACT
         signs = {
+            Sign.SILENT: self.standing.refusal,
             Sign.LAYOUT: self.layouts.mismatch,
             Sign.BLOCKS: self.standing.disbelief,
             Sign.STREAM: self.sequencer.doubt,

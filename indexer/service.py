@@ -19,7 +19,7 @@ from indexer.feed import FeedStats, KvFeed
 from indexer.limits import INDEX_BYTES, QUERY_SLICE_TOKENS, SERVICE_WORKERS, TICK_SECONDS
 from indexer.radix import OverlapScores, Slot
 from indexer.subscription import Subscription
-from indexer.trust import Trust
+from indexer.trust import Trust, TrustLevel
 from indexer.warm_start import WarmStart
 
 _logger = logging.getLogger("kvgate.index")
@@ -92,11 +92,11 @@ class IndexService:
         if len(self._members) >= SERVICE_WORKERS:
             raise ValueError(f"{SERVICE_WORKERS} workers are followed already, which is the most")
         member = self._members[worker.name] = self._admit(worker)
-        try:
-            member.subscription.start()
-        except zmq.ZMQError as error:
+        member.subscription.start()
+        trust = self.feed.trust(member.slot)
+        if trust.level is TrustLevel.PREDICTED:
             self.unregister(worker.name)
-            raise ValueError(f"can't listen to {worker.events!r}: {error}") from None
+            raise ValueError(trust.reason)
 
     def unregister(self, name: str) -> None:
         """Forget a worker, with what it holds. Raises KeyError for one that is not followed."""
@@ -169,6 +169,7 @@ class IndexService:
             topic=worker.topic,
             context=self._context,
             on_layout=lambda: self._adopt_layout(worker.name),
+            on_refusal=lambda reason: self.feed.refuse(slot, reason),
             snapshot=self._warm_start.take(worker.name),
         )
         return _Member(worker, slot, Layout(worker.block_size), subscription)

@@ -20,7 +20,7 @@ from indexer.radix import RadixIndex, Slot
 class Standing:
     """Of one publisher."""
 
-    __slots__ = ("_clear_due", "_index", "_roots", "_slot", "disbelief", "learnt", "num_learnt")
+    __slots__ = ("_clear_due", "_index", "_roots", "_slot", "disbelief", "learnt", "num_learnt", "refusal")
 
     def __init__(self, index: RadixIndex, slot: Slot) -> None:
         """`index`: of the device."""
@@ -30,8 +30,14 @@ class Standing:
         self.num_learnt = 0
         self.disbelief = ""
         """In words, why its blocks match no prompt; "" while they do or nobody knows."""
+        self.refusal = ""
+        """In words, why its events can't even be listened to; "" when they are."""
         self._clear_due = 0  # live messages within which a reset that is known already may be announced
         self._roots: deque[StoredRoot] | None = None
+
+    @property
+    def is_doubted(self) -> bool:
+        return bool(self.disbelief or self.refusal)
 
     # Reports
 

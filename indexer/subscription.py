@@ -13,6 +13,7 @@ import zmq
 
 from indexer.blocks import Layout
 from indexer.feed import KvFeed, RequestReplay
+from indexer.limits import REFUSED_SECONDS
 from indexer.radix import Slot
 from indexer.snapshot import PublisherSnapshot, SnapshotError
 from indexer.subscriber import KvSubscriber
@@ -22,7 +23,11 @@ _logger = logging.getLogger("kvgate.index")
 
 class Subscription:
     """One publisher's stream, carried into the feed under the worker's slot. `on_layout` is called whenever
-    events have shown how the worker cuts its blocks. A `snapshot` is loaded before the socket opens."""
+    events have shown how the worker cuts its blocks. A `snapshot` is loaded before the socket opens.
+
+    `on_refusal` is told why the endpoint can't be opened, and "" once it is; until then it is tried again at
+    intervals.
+    """
 
     def __init__(
         self,
@@ -34,11 +39,13 @@ class Subscription:
         topic: str,
         context: zmq.Context[zmq.Socket[bytes]],
         on_layout: Callable[[], None],
+        on_refusal: Callable[[str], None],
         snapshot: PublisherSnapshot | None = None,
     ) -> None:
         self.slot = slot
         self._feed = feed
         self._on_layout = on_layout
+        self._on_refusal = on_refusal
         self._layout: Layout | None = None
         self._endpoint = endpoint
         self._loading = None if snapshot is None else feed.restore(slot, snapshot)
@@ -46,10 +53,8 @@ class Subscription:
         self._subscriber = KvSubscriber(endpoint, replay_endpoint, self, context=context, topic=topic)
 
     def start(self) -> None:
-        """Raises zmq.ZMQError for an endpoint that can't be listened to, unless a snapshot is to be loaded
-        first: then the log says so."""
         if self._loading is None:
-            self._subscriber.start()
+            self._open()
         else:
             self._load(self._loading)
 
@@ -68,10 +73,16 @@ class Subscription:
                 return
         except SnapshotError as error:
             _logger.warning("what a snapshot has of %s is left out: %s", self._endpoint, error)
+        self._open()
+
+    def _open(self) -> None:
         try:
             self._subscriber.start()
         except zmq.ZMQError as error:
-            _logger.error("can't listen to %s: %s", self._endpoint, error)
+            self._next = asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._open)
+            self._on_refusal(f"can't listen to {self._endpoint!r}: {zmq.strerror(error.errno or 0)}")
+        else:
+            self._on_refusal("")  # a former subscription's may have been refused
 
     # What the subscriber calls
 

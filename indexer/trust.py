@@ -57,8 +57,8 @@ class Rule:
 RULES: Mapping[Sign, Rule] = {
     Sign.SILENT: Rule(
         TrustLevel.PREDICTED,
-        "no KV events are expected from the worker",
-        "an event endpoint that can be read is configured and the worker tells its block size",
+        "no KV events are expected from the worker, or its event endpoint can't be opened",
+        "an event endpoint that can be read is configured, opened, and the worker tells its block size",
     ),
     Sign.LAYOUT: Rule(
         TrustLevel.DEGRADED,

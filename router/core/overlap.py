@@ -65,6 +65,7 @@ class Beliefs:
         self._predictions = PredictedIndex(predicted_ttl)
         self._slots = 0
         self._publishers = 0  # bitmask of the slots whose workers publish events
+        self._refused = 0  # of these, whose events can't be listened to for now
 
     def add(self, slot: Slot, worker: Worker) -> None:
         """Without an adapter for its engine a worker's events say nothing: it is predicted."""
@@ -91,6 +92,12 @@ class Beliefs:
             self.feed.remove_publisher(slot)
         self._slots &= ~(1 << slot)
         self._publishers &= ~(1 << slot)
+        self._refused &= ~(1 << slot)
+
+    def refuse(self, slot: Slot, reason: str) -> None:
+        """The worker's events can't be listened to: our decisions are believed instead. "" ends that."""
+        self.feed.refuse(slot, reason)
+        self._refused = self._refused & ~(1 << slot) | bool(reason) << slot
 
     def expect(self, slot: Slot, layout: Layout) -> None:
         """The worker's prompts are cut into other blocks from now on. What its events have taught is in those
@@ -118,7 +125,7 @@ class Beliefs:
         overlap = Overlap()
         for space, slots in pool.spaces.items():
             if chain := prompt.chains.get(space):
-                publishers = slots & self._publishers if prompt.unit is Unit.TOKENS else 0
+                publishers = slots & self._publishers & ~self._refused if prompt.unit is Unit.TOKENS else 0
                 if publishers:
                     self._match_publishers(overlap, chain, publishers, now)
                 if predicted := slots & ~publishers:
@@ -160,7 +167,8 @@ class Beliefs:
 
     def _own(self, slot: Slot, unit: Unit) -> PredictedIndex:
         """Where our own decisions about prompts of that unit are kept."""
-        return self._bridge if unit is Unit.TOKENS and self.has_events(slot) else self._predictions
+        is_told_of = unit is Unit.TOKENS and self._publishers & ~self._refused & 1 << slot
+        return self._bridge if is_told_of else self._predictions
 
     def withdraw(
         self, slot: Slot, expectation: Expectation, block_tokens: int, reported_tokens: int, *, now: float
@@ -211,6 +219,7 @@ class Beliefs:
         self._bridge.check()
         self._predictions.check()
         assert not self._publishers & ~self._slots, "only live slots publish"
+        assert not self._refused & ~self._publishers, "only who publishes is listened to"
 
 
 def _bridge_over(overlap: Overlap, scores: OverlapScores, slot: Slot, depth: int) -> None:

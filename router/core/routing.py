@@ -135,6 +135,11 @@ class RoutingCore:
         self._parity.moved(entry.slot, space)
         return former
 
+    def refuse_events(self, worker_id: WorkerId, reason: str) -> None:
+        """A publishing worker's event endpoint can't be opened: it is predicted. "" once it is open."""
+        if (entry := self._workers.get(worker_id)) and self._beliefs.has_events(entry.slot):
+            self._beliefs.refuse(entry.slot, reason)
+
     def set_draining(self, worker_id: WorkerId, draining: bool, *, now: float) -> None:
         """A draining worker finishes what it has and gets nothing new."""
         self._workers.set_draining(worker_id, draining)

@@ -111,6 +111,8 @@ def expand_worker(
 
     kv_events = endpoint("kv_events", entry.kv_events or fleet.kv_events)
     kv_replay = endpoint("kv_replay", entry.kv_replay or fleet.kv_replay)
+    if kv_replay is not None and kv_replay.startswith("bind:"):
+        wrong.append(("kv_replay", f"'{kv_replay}': replays are asked for, which needs no bind:"))
     if entry.name is not None and _RANK_SUFFIX.search(entry.name):
         wrong.append(("name", f"'{entry.name}' ends like the id of a data-parallel rank (@ and a number)"))
     if entry.role not in tuple(Role):

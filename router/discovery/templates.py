@@ -7,6 +7,7 @@ and `+ - *`. How many ranks there are, only the worker knows: what depends on th
 
 from __future__ import annotations
 
+import os
 import re
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ _FACTOR = re.compile(r"\s*([a-z]+|\d+)\s*")
 _RANK_TERM = re.compile(r"\{(-?\d+)([+-]\d+)\*rank\}")
 _SCHEMES = ("tcp://", "ipc://", "bind:tcp://", "bind:ipc://")
 _PORT_MAX = 65535
+_IPC_PATH_BYTES = 107
+"""What fits into Linux' sockaddr_un with the zero at its end."""
 
 
 class TemplateError(ValueError):
@@ -118,6 +121,20 @@ def _check(endpoint: str) -> None:
         raise TemplateError(f"'{endpoint}': expected {', '.join(_SCHEMES)}...")
     address = endpoint.removeprefix("bind:")
     if address.startswith("tcp://"):
-        match = _TCP.fullmatch(address)
-        if match is None or not 0 < int(match.group(2)) <= _PORT_MAX:
-            raise TemplateError(f"'{endpoint}': expected tcp://host:port with a port from 1 to {_PORT_MAX}")
+        _check_tcp(endpoint, address)
+    elif len(path := os.fsencode(address.removeprefix("ipc://"))) > _IPC_PATH_BYTES:
+        raise TemplateError(
+            f"'{endpoint}': its path has {len(path)} bytes, and a Unix socket's at most {_IPC_PATH_BYTES}"
+        )
+
+
+def _check_tcp(endpoint: str, address: str) -> None:
+    match = _TCP.fullmatch(address)
+    if match is None or not 0 < int(match.group(2)) <= _PORT_MAX:
+        raise TemplateError(f"'{endpoint}': expected tcp://host:port with a port from 1 to {_PORT_MAX}")
+    host, port = match.groups()
+    if host == "*" and address == endpoint:
+        raise TemplateError(
+            f"'{endpoint}': * is where the engine listens, not where to connect to; expected "
+            f"tcp://{{host}}:{port}, or bind:{endpoint} when the engine connects"
+        )

@@ -36,6 +36,8 @@ class IndexWarnings:
         """What to tell now: an index that stays inexact from one look to the next costs hits."""
         if parity.warning:
             return parity.warning
+        if trust.level is TrustLevel.PREDICTED:  # its endpoint was refused, which doesn't pass by itself
+            return trust.level.value
         if trust.level is TrustLevel.EXACT or trust != self._doubt:
             return ""
         return trust.reason if trust.level is TrustLevel.DEGRADED else trust.level.value

@@ -67,6 +67,7 @@ class Listening:
             topic=self._topic if endpoints.topic is None else endpoints.topic,
             context=self._context,
             on_layout=lambda: self.adopt_layout(worker),
+            on_refusal=lambda reason: self._core.refuse_events(worker.id, reason),
             snapshot=self._warm_start.take(worker.id),
         )
         self._endpoints[worker.id] = endpoints

@@ -24,6 +24,8 @@ class Member:
     """It was asked at least once."""
     described: str = ""
     """Its line as last logged."""
+    mishap: str = ""
+    """What the last look at it failed with, by a mistake of ours."""
     dismissed: set[WorkerId] = field(default_factory=set)
     """Ranks that were removed while others stay."""
     warnings: dict[WorkerId, IndexWarnings] = field(default_factory=dict)

@@ -72,10 +72,12 @@ class WorkerWatch:
         """Identify it anew at the next look: it may be another process by now, or serve other models."""
         self._is_doubted = True
 
-    def describe(self) -> str:
-        """One line: what it is and how far its index can be believed."""
+    def describe(self, *, is_refused: bool) -> str:
+        """One line: what it is and how far its index can be believed. `is_refused`: an event endpoint of its
+        can't be opened."""
         assert self.facts is not None
-        return describe_worker(self.spec.id, self.facts, _describe_index(self.ranks, self.spec))
+        index = _describe_index(self.ranks, self.spec, is_refused=is_refused)
+        return describe_worker(self.spec.id, self.facts, index)
 
     @property
     def is_let_down(self) -> bool:
@@ -145,11 +147,13 @@ def _is_restarted(known: WorkerFacts, facts: WorkerFacts, *, was_away: bool) -> 
     return facts.start_time != known.start_time
 
 
-def _describe_index(ranks: Sequence[Rank], spec: WorkerSpec) -> str:
+def _describe_index(ranks: Sequence[Rank], spec: WorkerSpec, *, is_refused: bool) -> str:
     first, last = ranks[0], ranks[-1]
     if first.why_predicted or first.endpoints is None or last.endpoints is None:
         return f"index predicted: {first.why_predicted}"
     place = first.endpoints.events
     if first is not last:
         place += f" to {last.endpoints.events}"
+    if is_refused:
+        return f"index predicted until {place} can be opened"
     return f"index exact, from {place}" + (" as it announces" if spec.kv_events is None else "")

@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from indexer.trust import TrustLevel
 from router.config import Settings
 from router.core.counters import CacheTotals
 from router.core.health import HealthSign
@@ -56,12 +57,24 @@ class Watching:
         """Look again and again, until cancelled."""
         while True:
             member.wake.clear()
-            await self._look(member)
+            await self._look_unfailingly(member)
             try:
                 async with asyncio.timeout(self._pause_after(member)):
                     await member.wake.wait()
             except TimeoutError:
                 pass
+
+    async def _look_unfailingly(self, member: Member) -> None:
+        """What goes wrong in one look must not be the end of looking. Said once while it stays the same."""
+        try:
+            await self._look(member)
+            member.mishap = ""
+        except Exception as error:
+            if member.mishap != (mishap := repr(error)):
+                member.mishap = mishap
+                _logger.exception("worker %s: a look at it failed; the next one is due", member.id)
+        finally:
+            member.looked.set()
 
     async def reprobe(self, model: str) -> None:
         """Ask every member anew what it serves; callers share one round, and rounds keep their distance."""
@@ -76,7 +89,7 @@ class Watching:
             known = [member for member in self._membership.members if not member.watch.error]
             for member in known:
                 member.watch.doubt()
-            await asyncio.gather(*(self._look(member) for member in known))
+            await asyncio.gather(*(self._look_unfailingly(member) for member in known))
         finally:
             self._reprobe = None
             self._reprobe_due_at = self._clock() + REPROBE_SECONDS
@@ -101,7 +114,6 @@ class Watching:
         await self._follow_sleep(member)
         self._note_ranks(member)
         self._token_parity.look(member, self._membership.members)
-        member.looked.set()
 
     def _pause_after(self, member: Member) -> float:
         if member.watch.error:
@@ -127,14 +139,21 @@ class Watching:
     def _note_identity(self, member: Member, sighting: Sighting) -> None:
         if self._membership.member_of(member.id) is not member:
             return  # it was removed while it was asked
-        restarted, line = sighting is Sighting.RESTARTED, member.watch.describe()
+        self._membership.reconcile()
+        restarted, line = (
+            sighting is Sighting.RESTARTED,
+            member.watch.describe(is_refused=self._is_refused(member)),
+        )
         if restarted or line != member.described:
             level = logging.WARNING if member.watch.is_let_down else logging.INFO
             _logger.log(level, "%s%s", line, "; it has restarted" if restarted else "")
         member.described = line
-        self._membership.reconcile()
         self._observe(member, HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK)
         self._membership.changed()
+
+    def _is_refused(self, member: Member) -> bool:
+        views = [self._core.worker(rank.worker.id) for rank in member.ranks if rank.worker.publishes_events]
+        return any(view is not None and view.trust.level is TrustLevel.PREDICTED for view in views)
 
     def _note_totals(self, member: Member, asked_at: float) -> None:
         """What the engine says of its prefix cache, rank by rank."""

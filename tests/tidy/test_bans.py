@@ -36,6 +36,7 @@ BROAD_EXCEPTS: dict[str, str] = {
     "router/client_connection.py": "the boundary: a defect in one request answers 500 and is logged",
     "router/admin/app.py": "the boundary: a defect answers 500 and is logged, the gateway goes on",
     "indexer/http.py": "the boundary: a defect answers 500 and is logged, the index goes on",
+    "router/fleet/watching.py": "the boundary: a defect in one look at a worker is logged, looking goes on",
     "router/app.py": "what was opened is given back before the error goes on",
     "loadgen/mock_worker.py": "what was started is ended before the error goes on",
     "router/tokens/local/loading.py": "tokenizers raises plain Exception for a file that it can't read",

@@ -98,3 +98,17 @@ def test_ports_end_for_ranks_too():
 def test_refused(template):
     with pytest.raises(TemplateError):
         fill(template, WorkerAddress.parse("h:8003"), index=3)
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("tcp://*:5760", r"where the engine listens.*expected tcp://\{host\}:5760, or bind:tcp://\*:5760"),
+        ("tcp://*:{5600+rank}", "where the engine listens"),
+        ("ipc:///" + "d" * 107, "its path has 108 bytes"),
+        ("bind:ipc:///" + "é" * 60, "its path has 121 bytes"),
+    ],
+)
+def test_what_no_socket_could_open_is_a_mistake(template, what):
+    with pytest.raises(TemplateError, match=what):
+        fill(template, WorkerAddress.parse("h:8003"), index=0)
