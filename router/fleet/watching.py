@@ -109,7 +109,7 @@ class Watching:
         elif sighting is Sighting.ALIVE:
             self._observe(member, HealthSign.PROBE_OK)
         else:
-            self._note_identity(member, sighting)
+            self._note_identity(member, sighting, was_away=bool(former_error))
         self._note_totals(member, asked_at)
         await self._follow_sleep(member)
         self._note_ranks(member)
@@ -136,7 +136,7 @@ class Watching:
         self._observe(member, HealthSign.PROBE_FAILED)
         self._membership.changed()
 
-    def _note_identity(self, member: Member, sighting: Sighting) -> None:
+    def _note_identity(self, member: Member, sighting: Sighting, *, was_away: bool) -> None:
         if self._membership.member_of(member.id) is not member:
             return  # it was removed while it was asked
         self._membership.reconcile()
@@ -147,6 +147,8 @@ class Watching:
         if restarted or line != member.described:
             level = logging.WARNING if member.watch.is_let_down else logging.INFO
             _logger.log(level, "%s%s", line, "; it has restarted" if restarted else "")
+        elif was_away:
+            _logger.info("worker %s: is served again", member.id)
         member.described = line
         self._observe(member, HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK)
         self._membership.changed()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 
 import aiohttp
 import pytest
@@ -181,6 +182,21 @@ async def test_a_worker_that_is_down_at_start_joins_when_it_answers(mocks, caplo
         await eventually(lambda: trust_of(client.gateway, "w1") == "exact", what="w1 joins")
         assert {(await client.complete(words(f"x{i}")))[0] for i in range(4)} == {"w0", "w1"}
     assert any("w1: does not answer yet" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hang"])
+async def test_a_worker_that_comes_back_is_told_once(mocks, caplog, fault) -> None:
+    """An engine that hung or was cut off and is the same process."""
+    caplog.set_level(logging.INFO, "kvgate.fleet")
+    timeouts = {"health_check_timeout_secs": 0.2}
+    async with serving(with_events(mocks[:1]), **timeouts) as client:
+        await mocks[0].fault(fault)
+        await eventually(lambda: row_of(client.gateway, "w0")["state"] == "suspect", what="it is away")
+        await mocks[0].fault("clear")
+        await eventually(lambda: row_of(client.gateway, "w0")["state"] == "healthy", what="it is back")
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("is not served any more" in line for line in said) >= 1
+    assert [line for line in said if "served again" in line] == ["worker w0: is served again"]
 
 
 async def test_no_worker_at_all_is_an_answer_and_passes(mocks) -> None:
