@@ -187,14 +187,19 @@ class MissingBlocks:
 
 
 def cause_of_blocks(missing: MissingBlocks) -> str:
-    """Why a prompt's blocks did not appear, as far as what was stored in their place tells."""
+    """Why a prompt's blocks did not appear, as far as what was stored in their place tells.
+
+    Where tokens differ no event is to blame: of the worker's own prompt all may have been cached.
+    """
+    causes = (_cause_of_root(missing, root) for root in missing.roots)
+    if cause := next(filter(None, causes), "") or missing.tokens_note:
+        return cause
     if not missing.num_messages:
         what = "its KV events have stopped" if missing.was_heard else "it sends no KV events"
         return f"{what}, though it computes prompts: are they on, and is this its event endpoint?"
     if not missing.num_blocks_stored:
         return "its KV events tell of no stored blocks, though it computes prompts: is prefix caching on?"
-    causes = (_cause_of_root(missing, root) for root in missing.roots)
-    return next(filter(None, causes), "") or missing.tokens_note or _cause_of_subject(missing)
+    return _cause_of_subject(missing)
 
 
 def _cause_of_root(missing: MissingBlocks, root: StoredRoot) -> str:
@@ -239,8 +244,10 @@ def _cause_of_subject(missing: MissingBlocks) -> str:
     return f"{what}: its tokenizer or chat template is not the one that we use"
 
 
-def cause_of_cached(expected: int, reported: int) -> str:
-    """Why expected and reported cached tokens differ."""
+def cause_of_cached(expected: int, reported: int, tokens_note: str) -> str:
+    """Why expected and reported cached tokens differ. `tokens_note`: why its tokens do, "" if they don't."""
+    if tokens_note:
+        return tokens_note
     if reported > expected:
         return (
             f"it reports more cached tokens than its events let expect ({reported} where {expected} were "

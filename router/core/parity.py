@@ -143,7 +143,8 @@ class ParityChecks:
         elif lacks_last_block(expected, cached_tokens, watch.space.block_tokens):
             outcome, note = Outcome.SKIPPED, "one block less than expected, as with speculative decoding"
         else:
-            outcome, note = Outcome.DIFFERS, cause_of_cached(expected, cached_tokens)
+            tokens_note = watch.state.worst(Check.TOKENS)
+            outcome, note = Outcome.DIFFERS, cause_of_cached(expected, cached_tokens, tokens_note)
         watch.state.note(Check.CACHED, expectation.subject, outcome, note)
 
     def _may_hold_more(self, slot: Slot) -> bool:

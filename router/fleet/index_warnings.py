@@ -23,32 +23,38 @@ class IndexWarnings:
 
     def look(self, worker_id: str, trust: Trust, parity: ParityState, place: str) -> None:
         """One more look at it. `place`: where its events are looked for."""
-        cause = self._cause(trust, parity)
-        if cause and cause not in self._told and len(self._told) < WARNINGS_KEPT:
-            self._told.add(cause)
-            _logger.warning("worker %s: %s", worker_id, _in_words(trust, cause, place))
+        if line := self._news(trust, parity, place):
+            _logger.warning("worker %s: %s", worker_id, line)
         elif self._told and trust.level is TrustLevel.EXACT and not parity.warning:
             self._told.clear()
             _logger.info("worker %s: its index is exact again", worker_id)
         self._doubt = trust
 
-    def _cause(self, trust: Trust, parity: ParityState) -> str:
-        """What to tell now: an index that stays inexact from one look to the next costs hits."""
+    def _news(self, trust: Trust, parity: ParityState, place: str) -> str:
+        """What to tell now, "" when there is nothing new: an index that stays inexact from one look to the
+        next costs hits, and so does what the checks have found."""
+        lasts = trust == self._doubt
+        has_fallen = trust.level is TrustLevel.DEGRADED and (lasts or trust.reason == parity.warning)
+        if has_fallen and self._is_new(line := _in_words(trust, place)):
+            self._told.add(trust.reason)  # which says no more
+            return line
         if parity.warning:
-            return parity.warning
-        if trust.level is TrustLevel.PREDICTED:  # its endpoint was refused, which doesn't pass by itself
-            return trust.level.value
-        if trust.level is TrustLevel.EXACT or trust != self._doubt:
-            return ""
-        return trust.reason if trust.level is TrustLevel.DEGRADED else trust.level.value
+            return parity.warning if self._is_new(parity.warning) else ""
+        # A refused endpoint doesn't pass by itself, a gap mostly does.
+        if trust.level is TrustLevel.PREDICTED or (trust.level is TrustLevel.RECOVERING and lasts):
+            return _in_words(trust, place) if self._is_new(trust.level.value) else ""
+        return ""
+
+    def _is_new(self, cause: str) -> bool:
+        """And remembers that it was told."""
+        if cause in self._told or len(self._told) >= WARNINGS_KEPT:
+            return False
+        self._told.add(cause)
+        return True
 
 
-def _in_words(trust: Trust, cause: str, place: str) -> str:
-    if cause == trust.level.value:
-        words = f"its index is {cause}: {trust.reason}"
-        return (
-            f"{words} ({place}: does the engine publish KV events there?)"
-            if trust.reason == NO_CONTACT
-            else words
-        )
-    return f"its index is degraded: {cause}" if trust.level is TrustLevel.DEGRADED else cause
+def _in_words(trust: Trust, place: str) -> str:
+    words = f"its index is {trust.level.value}: {trust.reason}"
+    if trust.reason == NO_CONTACT:
+        words += f" ({place}: does the engine publish KV events there?)"
+    return words

@@ -82,6 +82,8 @@ def missing(subject=BASE, *, salt="", **fields) -> MissingBlocks:
             missing(SALTED, salt="s", roots=[root(PROMPT)]),
             "blocks of salted prompts come without their salt: vllm 0.9.2 does not tell it",
         ),
+        (missing(tokens_note="the tokens say it", num_messages=0), "the tokens say it"),
+        (missing(tokens_note="the tokens say it", num_blocks_stored=0), "the tokens say it"),
         (missing(tokens_note="the tokens say it", roots=[root([7] * 9)]), "the tokens say it"),
         (missing(ADAPTER, others_agree=True), "LoRA adapter a1 has no blocks under its name"),
         (missing(SALTED, others_agree=True), "salted prompts have no blocks under their salt (vllm 0.9.2)"),
@@ -112,8 +114,9 @@ def test_causes_are_found_in_every_hash_space(space: HashSpace) -> None:
 
 
 def test_the_cause_of_cached_tokens_that_differ() -> None:
-    assert "more cached tokens than its events let expect (32 where 16" in cause_of_cached(16, 32)
-    assert "fewer cached tokens than its events promised (0 where 16" in cause_of_cached(16, 0)
+    assert "more cached tokens than its events let expect (32 where 16" in cause_of_cached(16, 32, "")
+    assert "fewer cached tokens than its events promised (0 where 16" in cause_of_cached(16, 0, "")
+    assert cause_of_cached(16, 0, "its tokens differ") == "its tokens differ"
 
 
 def noted(*notes) -> ParityState:

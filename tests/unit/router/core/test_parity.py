@@ -266,6 +266,16 @@ def test_what_did_not_fit_the_index_explains_more_cached_tokens() -> None:
     assert room.counts(Check.CACHED) == {"skipped": 3}
 
 
+def test_where_tokens_differ_no_events_are_blamed_for_cached_tokens() -> None:
+    room = Room()
+    room.core.observe_tokens("w", MODEL, Outcome.DIFFERS, "its template differs")
+    for name in range(3):
+        room.serve(tokens(name), stores=tokens(name), cached=0)
+        room.serve(tokens(name), cached=0)
+    (finding,) = room.core.parity("w").findings(Check.CACHED).values()
+    assert (finding.evidence.verdict, finding.note) == (Verdict.DIFFERS, "its template differs")
+
+
 def test_one_block_less_is_what_speculative_decoding_does() -> None:
     room = Room()
     for name in range(5):

@@ -55,12 +55,13 @@ def test_a_publisher_that_was_never_heard_is_told_with_its_place(lines) -> None:
     )
 
 
-def test_a_difference_is_told_at_once_and_once_though_it_comes_to_degrade(lines) -> None:
+def test_a_difference_is_told_at_once_and_once_more_when_it_comes_to_degrade(lines) -> None:
     parity = differing("its prompt starts with token 1")
     degraded = Trust(TrustLevel.DEGRADED, "its prompt starts with token 1")
     look(IndexWarnings(), (EXACT, parity), (degraded, parity), (degraded, parity), (EXACT, ParityState()))
     assert lines() == [
         ("WARNING", "worker w: its prompt starts with token 1"),
+        ("WARNING", "worker w: its index is degraded: its prompt starts with token 1"),
         ("INFO", "worker w: its index is exact again"),
     ]
 
@@ -68,6 +69,15 @@ def test_a_difference_is_told_at_once_and_once_though_it_comes_to_degrade(lines)
 def test_a_degraded_index_is_told_with_its_cause(lines) -> None:
     look(IndexWarnings(), (Trust(TrustLevel.DEGRADED, "cause"), differing("cause")))
     assert lines() == [("WARNING", "worker w: its index is degraded: cause")]
+
+
+def test_a_fall_is_told_with_its_reason_behind_another_difference(lines) -> None:
+    parity, degraded = differing("its tokens differ"), Trust(TrustLevel.DEGRADED, "its blocks do not come")
+    look(IndexWarnings(), (EXACT, parity), *[(degraded, parity)] * 4)
+    assert lines() == [
+        ("WARNING", "worker w: its tokens differ"),
+        ("WARNING", "worker w: its index is degraded: its blocks do not come"),
+    ]
 
 
 def test_another_cause_is_another_line_up_to_a_bound(lines) -> None:
