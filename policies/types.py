@@ -138,7 +138,7 @@ class Candidates:
     num_active_requests: Sequence[int]
     """Booked requests that have not ended."""
     num_held_blocks: Sequence[int]
-    """Blocks that the index believes the worker holds; for breaking ties."""
+    """Blocks that the index believes the worker holds, rounded down; for breaking ties."""
     served_last_row: int | None = None
     """Row of the worker that served this prefix last, for breaking ties."""
     times: EngineTimes | None = None

@@ -22,10 +22,12 @@ from router.core.prompt import Prompt
 @dataclass(slots=True)
 class Demand:
     """The complete blocks of a prompt in one hash space: hashes of those that can be shared, and the number
-    of others."""
+    of others. `tail_tokens`: those of the last block, which is not full. Without them a worker with larger
+    blocks would seem to need less for the same prompt."""
 
     chain: Sequence[BlockHash] = ()
     num_unshared_blocks: int = 0
+    tail_tokens: int = 0
 
     @classmethod
     def of(cls, prompt: Prompt | None, space: HashSpace, assumes_reuse: bool) -> Demand:
@@ -34,7 +36,10 @@ class Demand:
             return NO_DEMAND
         chain = prompt.chains.get(space, ()) if assumes_reuse else ()
         num_hashed = COVERED[prompt.unit][len(chain)]
-        return cls(chain, max(0, prompt.num_tokens // space.block_tokens - num_hashed))
+        num_blocks, tail_tokens = divmod(prompt.num_tokens, space.block_tokens)
+        if num_blocks < num_hashed:  # an estimate below what was hashed takes nothing away
+            return cls(chain)
+        return cls(chain, num_blocks - num_hashed, tail_tokens)
 
 
 NO_DEMAND = Demand()
@@ -85,7 +90,7 @@ def build_candidates(
         active_prefill_blocks=_active_prefill(pool, loads) if needs.loads else zeros,
         potential_decode_blocks=_potential_decode(inputs, loads) if needs.decode_blocks else zeros,
         num_active_requests=[loads.num_requests(slot) for slot in slots] if needs.loads else zeros,
-        num_held_blocks=beliefs.held_blocks(slots) if needs.overlap else zeros,
+        num_held_blocks=_held(pool, beliefs) if needs.overlap else zeros,
         served_last_row=pool.rows.get(served_last() or "") if needs.overlap else None,
     )
 
@@ -118,17 +123,33 @@ def _tier(depths: Mapping[Slot, int], inputs: Inputs) -> Sequence[float]:
     ]
 
 
+def _held(pool: Pool, beliefs: Beliefs) -> list[int]:
+    held = beliefs.held_blocks(pool.slots)
+    return [
+        num_blocks * space.block_tokens // pool.block_tokens
+        for num_blocks, space in zip(held, pool.row_spaces, strict=True)
+    ]
+
+
 def _active_prefill(pool: Pool, loads: ActiveSequences) -> list[float]:
     return [loads.prefill_tokens(slot) / pool.block_tokens for slot in pool.slots]
 
 
 def _potential_decode(inputs: Inputs, loads: ActiveSequences) -> list[float]:
-    """Active blocks of each worker once this prompt has joined them."""
+    """Active blocks of each worker once this prompt has joined them. Counted in whole tokens, so that idle
+    workers tie whatever their block sizes."""
     pool, unit, byte_ratio = inputs.pool, inputs.unit, inputs.byte_ratio
-    demands, potential_blocks = inputs.demands, loads.potential_blocks
+    demands, potential_tokens = inputs.demands, loads.potential_tokens
     return [
-        potential_blocks(slot, unit, demand.chain, demand.num_unshared_blocks, byte_ratio) * scale
-        for slot, scale, demand in zip(
-            pool.slots, pool.scales, map(demands.__getitem__, pool.row_spaces), strict=True
+        potential_tokens(
+            slot,
+            unit,
+            (demand := demands[space]).chain,
+            demand.num_unshared_blocks,
+            demand.tail_tokens,
+            block_tokens=space.block_tokens,
+            byte_ratio=byte_ratio,
         )
+        / pool.block_tokens
+        for slot, space in zip(pool.slots, pool.row_spaces, strict=True)
     ]

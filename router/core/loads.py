@@ -37,7 +37,8 @@ class Booking:
     """One attempt of one request on one worker.
 
     `chain`: hashes of the prompt's complete blocks, shared with other active requests of the worker.
-    `num_unshared_blocks`: complete blocks that are counted without a hash. `prefill_tokens`: prompt tokens
+    `num_unshared_blocks`: complete blocks that are counted without a hash. `tail_tokens`: those of the last
+    block, when it is not full. `prefill_tokens`: prompt tokens
     that the worker has to compute, 0 once they are done; `queued_prefill_tokens`: these and what waited
     before them. `num_tokens`: of the whole prompt. `is_started`: its first token was seen. `is_computed`: so,
     or taken to be. `was_alone`: until its first token the worker had no other request.
@@ -51,6 +52,7 @@ class Booking:
     num_unshared_blocks: int
     prefill_tokens: int
     num_tokens: int = 0
+    tail_tokens: int = 0
     num_output_tokens: int = 0
     queued_prefill_tokens: int = 0
     booked_at: float = 0.0
@@ -81,6 +83,7 @@ class WorkerBookings:
     output_tokens: int = 0
     num_decoding: int = 0
     decoding_prompt_tokens: int = 0
+    tail_tokens: dict[Unit, int] = field(default_factory=lambda: dict.fromkeys(Unit, 0))
     token_blocks: ActiveBlocks = field(default_factory=lambda: ActiveBlocks(Unit.TOKENS))
     byte_blocks: ActiveBlocks = field(default_factory=lambda: ActiveBlocks(Unit.BYTES))
 
@@ -103,6 +106,7 @@ class WorkerBookings:
         for unit in Unit:
             mine = [booking for booking in bookings if booking.unit is unit]
             num_unshared = sum(booking.num_unshared_blocks for booking in mine)
+            assert self.tail_tokens[unit] == sum(booking.tail_tokens for booking in mine)
             self.blocks(unit).check([booking.chain for booking in mine], num_unshared)
 
 
@@ -138,21 +142,34 @@ class ActiveSequences:
         return self._workers[slot].prefill_tokens
 
     def num_blocks(self, slot: Slot, byte_ratio: float = 1.0) -> float:
-        """Blocks held by active requests; `byte_ratio` is what a block of a byte prompt counts."""
+        """Full blocks of active requests; `byte_ratio` is what a block of a byte prompt counts."""
         worker = self._workers[slot]
         return worker.token_blocks.num_blocks + worker.byte_blocks.num_blocks * byte_ratio
 
-    def potential_blocks(
-        self, slot: Slot, unit: Unit, chain: Sequence[BlockHash], num_unshared: int, byte_ratio: float = 1.0
+    def potential_tokens(
+        self,
+        slot: Slot,
+        unit: Unit,
+        chain: Sequence[BlockHash],
+        num_unshared: int,
+        tail_tokens: int = 0,
+        *,
+        block_tokens: int,
+        byte_ratio: float = 1.0,
     ) -> float:
-        """The same once a prompt has joined them: its longest prefix that is active is there already."""
+        """Tokens in all blocks of active requests, the last and partial ones too, once a prompt has joined
+        them: its longest prefix that is active is there already. `block_tokens`: of the worker."""
         worker = self._workers[slot]
         num_token_blocks, num_byte_blocks = worker.token_blocks.num_blocks, worker.byte_blocks.num_blocks
         if unit is Unit.TOKENS:
             num_token_blocks += worker.token_blocks.num_additional(chain) + num_unshared
         else:
             num_byte_blocks += worker.byte_blocks.num_additional(chain) + num_unshared
-        return num_token_blocks + num_byte_blocks * byte_ratio
+        num_tokens = num_token_blocks * block_tokens + worker.tail_tokens[Unit.TOKENS]
+        num_bytes = num_byte_blocks * block_tokens + worker.tail_tokens[Unit.BYTES]
+        if unit is Unit.TOKENS:
+            return num_tokens + tail_tokens + num_bytes * byte_ratio
+        return num_tokens + (num_bytes + tail_tokens) * byte_ratio
 
     def shared_depth(self, slot: Slot, unit: Unit, chain: Sequence[BlockHash]) -> int:
         """Leading hashes of a prompt that active requests of the worker hold."""
@@ -174,6 +191,7 @@ class ActiveSequences:
         self._bookings[booking.request_id] = worker.bookings[booking.request_id] = booking
         worker.prefill_tokens += booking.prefill_tokens
         worker.prompt_tokens += booking.num_tokens
+        worker.tail_tokens[booking.unit] += booking.tail_tokens
         worker.blocks(booking.unit).add(booking.chain, booking.num_unshared_blocks)
 
     def release_prefill(self, booking: Booking) -> None:
@@ -198,7 +216,10 @@ class ActiveSequences:
             blocks = worker.blocks(booking.unit)
             blocks.remove(booking.chain, booking.num_unshared_blocks)
             num_blocks = COVERED[booking.unit][len(booking.chain)] + booking.num_unshared_blocks
-            booking.chain, booking.num_unshared_blocks = (), num_blocks * former_tokens // block_tokens
+            num_tokens, former_tail = num_blocks * former_tokens + booking.tail_tokens, booking.tail_tokens
+            booking.chain = ()
+            booking.num_unshared_blocks, booking.tail_tokens = divmod(num_tokens, block_tokens)
+            worker.tail_tokens[booking.unit] += booking.tail_tokens - former_tail
             booking.expectation = Expectation(num_tokens=booking.expectation.num_tokens)
             blocks.add(booking.chain, booking.num_unshared_blocks)
 
@@ -212,6 +233,7 @@ class ActiveSequences:
         if booking.is_computed:
             worker.num_decoding -= 1
             worker.decoding_prompt_tokens -= booking.num_tokens
+        worker.tail_tokens[booking.unit] -= booking.tail_tokens
         worker.blocks(booking.unit).remove(booking.chain, booking.num_unshared_blocks)
 
     def check(self) -> None:

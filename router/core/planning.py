@@ -52,6 +52,7 @@ class Plan:
             unit=self.inputs.unit,
             chain=demand.chain,
             num_unshared_blocks=demand.num_unshared_blocks,
+            tail_tokens=demand.tail_tokens,
             prefill_tokens=self.prefill_tokens,
             num_tokens=self.inputs.num_tokens,
             queued_prefill_tokens=queued + self.prefill_tokens,

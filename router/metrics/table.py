@@ -144,7 +144,7 @@ ACTIVE_DECODE_BLOCKS = Metric(
     "kvgate_active_decode_blocks",
     GAUGE,
     ("worker",),
-    "Blocks of booked requests; shared ones count once.",
+    "Full blocks of booked requests; shared ones count once.",
 )
 KV_EVENTS = Metric("kvgate_kv_events_total", COUNTER, ("worker",), "KV events received.")
 KV_EVENT_GAPS = Metric(

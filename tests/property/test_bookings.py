@@ -100,6 +100,11 @@ class Reference:
             num_unshared += num_left
         return sum(held.values()) + num_unshared
 
+    def num_tail_tokens(self, worker_id, *more_prompts):
+        """Tokens of the last blocks, which are not full and shared with nobody."""
+        prompts = (*(flight.prompt for flight in self.of(worker_id)), *more_prompts)
+        return sum(len(tokens_of(prompt)) % BLOCK_SIZES[worker_id] for prompt in prompts)
+
     def prefill(self, worker_id):
         return sum(flight.prefill for flight in self.of(worker_id))
 
@@ -181,8 +186,9 @@ class Bookings(RuleBasedStateMachine):
         assert candidates.prompt_blocks == len(tokens_of(prompt)) / reference_block
         for row, worker in enumerate(candidates.workers):
             scale = BLOCK_SIZES[worker.id] / reference_block
-            joined = self.reference.num_blocks(worker.id, prompt)
-            assert candidates.potential_decode_blocks[row] == joined * scale
+            in_blocks = self.reference.num_blocks(worker.id, prompt) * BLOCK_SIZES[worker.id]
+            joined = in_blocks + self.reference.num_tail_tokens(worker.id, prompt)
+            assert candidates.potential_decode_blocks[row] == joined / reference_block
             assert candidates.active_prefill_blocks[row] * reference_block == self.reference.prefill(
                 worker.id
             )

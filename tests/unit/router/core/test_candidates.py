@@ -75,13 +75,14 @@ def prompt(num_tokens=128, unit=Unit.TOKENS):
 # What a prompt asks for
 
 
-def test_complete_blocks_are_counted_the_partial_one_is_not():
-    assert Demand.of(prompt(143), FINE, True) == Demand(CHAINS[FINE], 0)
+def test_complete_blocks_and_the_tokens_of_the_partial_one_are_counted():
+    assert Demand.of(prompt(143), FINE, True) == Demand(CHAINS[FINE], 0, 15)
+    assert Demand.of(prompt(143), FINE, False) == Demand((), 8, 15)
 
 
 def test_of_a_batch_the_blocks_of_the_rest_are_counted_without_hashes():
-    assert Demand.of(prompt(200), FINE, True) == Demand(CHAINS[FINE], 4)
-    assert Demand.of(prompt(200), COARSE, True) == Demand(CHAINS[COARSE], 1)
+    assert Demand.of(prompt(200), FINE, True) == Demand(CHAINS[FINE], 4, 8)
+    assert Demand.of(prompt(200), COARSE, True) == Demand(CHAINS[COARSE], 1, 8)
 
 
 def test_without_reuse_every_block_is_new():
@@ -115,9 +116,14 @@ def test_every_column_is_in_reference_blocks():
     assert candidates.host_overlap == [1, 0]
     assert candidates.disk_overlap == [0, 4]
     assert candidates.active_prefill_blocks == [1.5, 4]
-    assert candidates.potential_decode_blocks == [8, 8]
+    assert candidates.potential_decode_blocks == [8.5, 8.5]
     assert candidates.num_active_requests == [1, 1]
     assert candidates.served_last_row == 1
+
+
+@pytest.mark.parametrize("num_tokens", [128, 135, 191, 1086])
+def test_idle_workers_tie_whatever_their_block_sizes(num_tokens):
+    assert Room().build(prompt=prompt(num_tokens)).potential_decode_blocks == [num_tokens / 16] * 2
 
 
 def test_blocks_of_other_requests_stay_beside_the_new_prompt_s():
@@ -155,7 +161,7 @@ def test_blocks_of_bytes_and_of_tokens_are_never_shared():
 def test_held_blocks_are_those_believed_of_each_worker():
     room = Room()
     room.beliefs.believe(1, prompt(), COARSE, Overlap(), now=0.0)
-    assert room.build(prompt=prompt()).num_held_blocks == [0, 2]
+    assert room.build(prompt=prompt()).num_held_blocks == [0, 2 * 4]
 
 
 @pytest.mark.parametrize("served_last", [None, "of another pool"])

@@ -38,22 +38,22 @@ def test_blocks_shared_by_active_requests_count_once_until_the_last_of_them_ends
 
 def test_a_worker_without_the_prefix_would_hold_all_of_it(loads):
     loads.book(booking("a", [1, 2, 3]))
-    assert loads.potential_blocks(0, Unit.TOKENS, [1, 2, 3, 4], 0) == 3 + 1
-    assert loads.potential_blocks(1, Unit.TOKENS, [1, 2, 3, 4], 0) == 4
+    assert loads.potential_tokens(0, Unit.TOKENS, [1, 2, 3, 4], 0, block_tokens=1) == 3 + 1
+    assert loads.potential_tokens(1, Unit.TOKENS, [1, 2, 3, 4], 0, block_tokens=1) == 4
 
 
 def test_blocks_without_hashes_are_never_shared(loads):
     loads.book(booking("a", unshared=3))
     loads.book(booking("b", unshared=3))
     assert loads.num_blocks(0) == 6
-    assert loads.potential_blocks(0, Unit.TOKENS, (), 3) == 6 + 3
+    assert loads.potential_tokens(0, Unit.TOKENS, (), 3, block_tokens=1) == 6 + 3
 
 
 def test_byte_blocks_count_by_their_ratio_and_never_meet_token_blocks(loads):
     loads.book(booking("a", [1, 2], unit=Unit.BYTES))
     loads.book(booking("b", [1, 2, 3]))
     assert loads.num_blocks(0, byte_ratio=0.5) == 3 + 2 * 0.5
-    assert loads.potential_blocks(0, Unit.BYTES, [1, 2, 3], 0, byte_ratio=0.5) == 3 + 3 * 0.5
+    assert loads.potential_tokens(0, Unit.BYTES, [1, 2, 3], 0, block_tokens=1, byte_ratio=0.5) == 3 + 3 * 0.5
 
 
 def test_the_hashes_of_byte_blocks_count_by_what_they_cover(loads):
@@ -61,7 +61,7 @@ def test_the_hashes_of_byte_blocks_count_by_what_they_cover(loads):
     loads.book(booking("a", chain, unit=Unit.BYTES))
     assert loads.num_blocks(0) == 32 + 2 * 2
     other = [*chain[:33], 7, 8]
-    assert loads.potential_blocks(0, Unit.BYTES, other, 0) == 36 + 2 * 2
+    assert loads.potential_tokens(0, Unit.BYTES, other, 0, block_tokens=1) == 36 + 2 * 2
     loads.book(booking("b", other, unit=Unit.BYTES))
     loads.free(loads.get("a"))
     assert loads.num_blocks(0) == 34 + 2 * 2

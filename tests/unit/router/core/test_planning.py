@@ -1,6 +1,7 @@
 """The columns that a policy is handed, and what a choice means for the books."""
 
 import random
+from collections import Counter
 
 import pytest
 
@@ -10,6 +11,7 @@ from loadgen.wire import Layout, encode_batch
 from policies.base import BasePolicy, Needs, TierWeights
 from policies.types import Choice, RoutingRequest
 from router.core.loads import ActiveSequences
+from router.core.outcome import Outcome
 from router.core.overlap import Beliefs
 from router.core.planning import Planner
 from router.core.prompt import Prompt
@@ -53,9 +55,9 @@ def test_columns_are_in_reference_blocks_whatever_the_workers_block_size():
     # a holds three of its blocks of 32; the first request left 100 tokens to prefill there.
     assert candidates.device_overlap == [6, 0]
     assert candidates.active_prefill_blocks == [6.25, 0]
-    assert candidates.potential_decode_blocks == [6, 6]
+    assert candidates.potential_decode_blocks == [6.5, 6.25]
     assert candidates.num_active_requests == [1, 0]
-    assert candidates.num_held_blocks == [3, 0]
+    assert candidates.num_held_blocks == [6, 0]
     assert candidates.served_last_row == 0
 
 
@@ -450,3 +452,15 @@ def test_cached_tokens_of_a_byte_prompt_are_corrected_too():
     assert plan.decision.num_prompt_tokens == 64
     assert plan.decision.expected_cached_tokens == 32
     assert plan.prefill_tokens == 32
+
+
+def test_fresh_prompts_go_to_idle_workers_of_all_block_sizes():
+    """Neither an unfilled last block nor fewer, larger blocks make a worker look emptier than it is."""
+    core = make_core([silent("fine"), silent("coarse", block_tokens=64)])
+    chosen = Counter()
+    for number in range(40):
+        tokens = list(range(number * 10_000, number * 10_000 + 1_086))
+        decision = core.route(request(f"r{number}"), prompt_of(tokens, block_sizes=(16, 64)), now=0.0)
+        core.finish(f"r{number}", Outcome.DONE, now=0.0)
+        chosen[decision.worker.id] += 1
+    assert min(chosen["fine"], chosen["coarse"]) >= 15
