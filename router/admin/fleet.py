@@ -18,7 +18,8 @@ class Fleet(Protocol):
     """The workers as the shell sees them."""
 
     async def add_worker(self, url: str, **options: str) -> WorkerId:
-        """Its id. `options` are further fields of WorkerConfig. Raises ValueError: what can't be added."""
+        """Its id. `options` are further fields of WorkerConfig. Raises WrongWorker: what can't be
+        added."""
         ...
 
     async def remove_worker(self, worker_id: str) -> None:

@@ -18,6 +18,7 @@ from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
 from router.config import ConfigErrors, Settings, worker_from
 from router.core.routing import RoutingCore
+from router.discovery import WrongWorker
 from router.engines.control import Order
 from router.errors import BadRequest, RouterError
 from router.metrics import Metrics
@@ -139,8 +140,8 @@ class Handlers:
             worker_id = await self._fleet.add_worker(**options)
         except ConfigErrors as errors:
             raise BadRequest("; ".join(map(str, errors.mistakes))) from None
-        except ValueError as error:
-            raise BadRequest(str(error), param="url") from None
+        except WrongWorker as error:
+            raise BadRequest(str(error), param=error.field) from None
         rows = self._rows(worker_id)
         _logger.info("worker %s was added", worker_id)
         # 202: it is a member of the fleet, and joins when it answers.

@@ -8,6 +8,8 @@ from router.discovery.base import DiscoverySource, WorkerSpec
 from router.discovery.static import (
     FleetDefaults,
     StaticSource,
+    WrongWorker,
+    clashes,
     expand_worker,
     expand_workers,
 )
@@ -20,7 +22,9 @@ __all__ = [
     "StaticSource",
     "TemplateError",
     "WorkerSpec",
+    "WrongWorker",
     "at_rank",
+    "clashes",
     "expand_worker",
     "expand_workers",
 ]

@@ -77,7 +77,7 @@ def expand_workers(
     for index, (prefix, entry) in enumerate(sources):
         spec, wrong = expand_worker(entry, fleet, index=index)
         if spec is not None:
-            wrong += _clashes(spec, specs)
+            wrong += clashes(spec, specs)
             specs.append(spec)
         mistakes += (_in_words(prefix, mistake) for mistake in wrong)
     return specs, list(dict.fromkeys(mistakes))
@@ -85,6 +85,14 @@ def expand_workers(
 
 Mistake = tuple[str, str]
 """A field of ConfiguredWorker, and what is wrong with its value."""
+
+
+class WrongWorker(ValueError):
+    """A worker can't be added. `field`: the first at fault; the text names it and all others."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        super().__init__("; ".join(f"{key}: {what}" for key, what in mistakes))
+        self.field = mistakes[0][0]
 
 
 def _in_words(prefix: str, mistake: Mistake) -> str:
@@ -130,19 +138,17 @@ def expand_worker(
     return spec, []
 
 
-def _clashes(spec: WorkerSpec, others: Iterable[WorkerSpec]) -> list[Mistake]:
+def clashes(spec: WorkerSpec, others: Iterable[WorkerSpec]) -> list[Mistake]:
     """What two workers may not share. One event endpoint for two would mix up what they hold."""
-    clashes: list[Mistake] = []
+    found: list[Mistake] = []
     for other in others:
         if spec.url == other.url:
-            clashes.append(("url", f"{spec.url} is given twice"))
+            found.append(("url", f"{spec.url} is given twice"))
             continue
         if spec.id == other.id:
-            clashes.append(("name", f"'{spec.id}' is given to two workers"))
+            found.append(("name", f"'{spec.id}' is given to two workers"))
         for key in ("kv_events", "kv_replay"):
             endpoint = getattr(spec, key)
             if endpoint is not None and endpoint == getattr(other, key):
-                clashes.append(
-                    (key, f"{endpoint} serves {other.id} too; use {{host}}, {{port}} or {{index}}")
-                )
-    return clashes
+                found.append((key, f"{endpoint} serves {other.id} too; use {{host}}, {{port}} or {{index}}"))
+    return found

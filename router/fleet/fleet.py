@@ -145,7 +145,7 @@ class Fleet:
     async def add_worker(self, url: str, **options: str) -> WorkerId:
         """One more URL, looked at before this returns. `options`: further fields of WorkerConfig.
 
-        It need not have answered: then it is tried again in the background. Raises ValueError that says what
+        It need not have answered: then it is tried again in the background. Raises WrongWorker that says what
         can't be added.
         """
         member = self._membership.add(url, **options)

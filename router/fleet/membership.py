@@ -15,7 +15,7 @@ from indexer.warm_start import WarmStart
 from policies.types import WorkerId
 from router.config import Settings, WorkerConfig
 from router.core.routing import RoutingCore
-from router.discovery import WorkerSpec, expand_worker
+from router.discovery import WorkerSpec, WrongWorker, clashes, expand_worker
 from router.engines import WorkerSessions
 from router.fleet.listening import Listening
 from router.fleet.member import Member
@@ -87,13 +87,16 @@ class Membership:
         self.reconcile()
 
     def add(self, url: str, **options: str) -> Member:
-        """One more. `options`: further fields of WorkerConfig. Raises ValueError: what can't be added."""
+        """One more. `options`: further fields of WorkerConfig. Raises WrongWorker: what can't be added."""
         entry = WorkerConfig(url=url, **options)
         spec, mistakes = expand_worker(entry, self._settings.fleet_defaults, index=self._num_added)
         if spec is None:
-            raise ValueError("; ".join(f"{key}: {what}" for key, what in mistakes))
+            raise WrongWorker(mistakes)
         if clash := next((m for m in self.members if spec.id == m.id or spec.url == m.watch.spec.url), None):
-            raise ValueError(f"{clash.watch.spec.url} is a worker already ({clash.id})")
+            field = "url" if spec.url == clash.watch.spec.url else "name"
+            raise WrongWorker([(field, f"{clash.watch.spec.url} is a worker already ({clash.id})")])
+        if shared := clashes(spec, (member.watch.spec for member in self.members)):
+            raise WrongWorker(shared)
         self._num_added += 1
         return self._enlist(spec)
 

@@ -6,7 +6,7 @@ From what was configured and what a probe found out. A URL with one rank is one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from indexer.adapters import ADAPTERS
@@ -91,20 +91,33 @@ def _announced(spec: WorkerSpec, events: AnnouncedEvents, number: int) -> EventE
 
 
 def without_shared_endpoints(ranks: Sequence[Rank]) -> list[Rank]:
-    """Publishers are told apart by their endpoints: of two that would have one in common, nobody knows whose
-    blocks it tells of, so neither is believed."""
-    users = Counter(endpoint for rank in ranks for endpoint in _sockets(rank))
-    shared = {endpoint for endpoint, num_users in users.items() if num_users > 1}
-    return [_unless_shared(rank, shared) for rank in ranks]
+    """Publishers are told apart by their endpoints. Who comes to one that another server's worker has already
+    is predicted; of the ranks of one server that would share one, nobody knows whose blocks it tells of, so
+    neither is believed."""
+    owners: dict[str, Rank] = {}
+    for rank in ranks:
+        for endpoint in _sockets(rank):
+            owners.setdefault(endpoint, rank)
+    users = Counter((rank.worker.url, endpoint) for rank in ranks for endpoint in _sockets(rank))
+    return [_unless_shared(rank, owners, users) for rank in ranks]
 
 
-def _unless_shared(rank: Rank, shared: Collection[str]) -> Rank:
-    clash = next((endpoint for endpoint in _sockets(rank) if endpoint in shared), None)
-    if clash is None or rank.why_predicted:
+def _unless_shared(rank: Rank, owners: Mapping[str, Rank], users: Mapping[tuple[str, str], int]) -> Rank:
+    if rank.why_predicted:
         return rank
-    return _predicted(
-        rank, f"{clash} is meant for several sockets: keep their ports further apart than there are ranks"
-    )
+    for endpoint in _sockets(rank):
+        owner = owners[endpoint].worker
+        if users[rank.worker.url, endpoint] > 1 or owner.url != rank.worker.url:
+            return _predicted(rank, _why_shared(endpoint, owner, rank.worker))
+    return rank
+
+
+def _why_shared(endpoint: str, owner: Worker, worker: Worker) -> str:
+    if owner.dp_rank is None and worker.dp_rank is None and owner.id != worker.id:
+        return f"{endpoint} is worker {owner.id}'s already: give each worker an endpoint of its own"
+    if owner.dp_rank is None and worker.dp_rank is None:
+        return f"{endpoint} is given for events and for replays: they are two sockets"
+    return f"{endpoint} is meant for several sockets: keep their ports further apart than there are ranks"
 
 
 def _sockets(rank: Rank) -> list[str]:

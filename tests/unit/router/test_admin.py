@@ -13,6 +13,7 @@ from router.admin import build_admin_app
 from router.admin.explain import explain
 from router.config import Settings
 from router.core.outcome import Outcome
+from router.discovery import WrongWorker
 from router.errors import BadRequest
 from router.metrics import Metrics
 from tests.support.fleets import make_core, prompt_of, request, silent
@@ -31,7 +32,7 @@ class FakeFleet:
 
     async def add_worker(self, url, **options):
         if "bad" in url:
-            raise ValueError("the URL is bad")
+            raise WrongWorker([("url", "it is bad")])
         self.options = options
         worker_id = options.get("name", url.removeprefix("http://"))
         if "slow" in url:
@@ -191,7 +192,7 @@ async def test_a_worker_is_removed_with_its_bookings(client, core):
         (b'{"url": "http://c", "rol": "x"}', "worker.rol: unknown (did you mean role?)"),
         (b'{"url": "http://c", "role": "x"}', "must be one of both, prefill, decode"),
         (b'{"url": "http://c", "api_key": "@/etc/passwd"}', "files are read at the start only"),
-        (b'{"url": "http://bad"}', "the URL is bad"),
+        (b'{"url": "http://bad"}', "url: it is bad"),
     ],
 )
 async def test_workers_that_cannot_be_added(client, core, body, part):

@@ -12,7 +12,7 @@ import zmq
 from policies import make_policy
 from router.config import Settings
 from router.core.routing import RoutingCore
-from router.discovery import StaticSource, WorkerSpec
+from router.discovery import StaticSource, WorkerSpec, WrongWorker
 from router.engines.sessions import WorkerSessions
 from router.fleet import Fleet, FleetTokenHost
 from router.fleet.limits import REPROBE_SECONDS
@@ -50,8 +50,11 @@ async def fleet_of(*specs: WorkerSpec, clock: Clock | None = None):
             await fleet.stop()
 
 
-def spec(worker: FakeWorker, name: str = "w0") -> WorkerSpec:
-    return WorkerSpec(id=name, url=worker.url)
+EVENTS = "tcp://127.0.0.1:5557"
+
+
+def spec(worker: FakeWorker, name: str = "w0", **fields: str) -> WorkerSpec:
+    return WorkerSpec(id=name, url=worker.url, **fields)
 
 
 async def test_models_are_the_union_and_the_first_entry_of_a_name_counts() -> None:
@@ -94,14 +97,21 @@ async def test_callers_share_one_round_of_asking_and_rounds_keep_their_distance(
 
 
 async def test_what_cannot_be_added_is_said() -> None:
-    async with FakeWorker(models("a")) as worker, fleet_of(spec(worker)) as fleet:
+    async with FakeWorker(models("a")) as worker, fleet_of(spec(worker, kv_events=EVENTS)) as fleet:
         await eventually(fleet.is_ready)
         with pytest.raises(ValueError, match="is a worker already"):
             await fleet.add_worker(worker.url, name="another")
         with pytest.raises(ValueError, match="expected http"):
             await fleet.add_worker("ftp://h:1")
-        with pytest.raises(ValueError, match="kv_events"):
-            await fleet.add_worker("http://h:1", kv_events="udp://h:2")
+        for options, field in (
+            ({"kv_events": "udp://h:2"}, "kv_events"),
+            ({"name": "w@1"}, "name"),
+            ({"name": "w0"}, "name"),
+            ({"kv_events": EVENTS}, "kv_events"),
+        ):
+            with pytest.raises(WrongWorker, match=field) as wrong:
+                await fleet.add_worker("http://h:1", **options)
+            assert wrong.value.field == field
         assert [member.id for member in fleet.members] == ["w0"]
 
 

@@ -91,9 +91,16 @@ def test_two_workers_do_not_listen_to_one_publisher() -> None:
     other = WorkerSpec(id="v", url="http://h:8001", kv_events="tcp://h:5558")
     ranks = without_shared_endpoints([*ranks_of(SPEC, facts), *ranks_of(other, facts)])
     assert {rank.worker.id: rank.worker.publishes_events for rank in ranks} == {
-        "w@0": True, "w@1": False, "v@0": False, "v@1": True,
+        "w@0": True, "w@1": True, "v@0": False, "v@1": True,
     }  # fmt: skip
-    assert "tcp://h:5558 is meant for several sockets" in ranks[1].why_predicted
+    assert "tcp://h:5558 is meant for several sockets" in ranks[2].why_predicted
+
+
+def test_a_newcomer_gets_no_endpoint_that_another_worker_has() -> None:
+    newcomer = WorkerSpec(id="v", url="http://h:8001", kv_events="tcp://h:5557")
+    old, new = without_shared_endpoints([*ranks_of(SPEC, FACTS), *ranks_of(newcomer, FACTS)])
+    assert (old.worker.publishes_events, new.worker.publishes_events) == (True, False)
+    assert new.why_predicted == "tcp://h:5557 is worker w's already: give each worker an endpoint of its own"
 
 
 def test_the_usual_ports_are_too_close_for_two_ranks() -> None:
