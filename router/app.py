@@ -188,6 +188,12 @@ class Gateway:
         await self._resources.aclose()
         return in_time
 
+    def hurry(self) -> bool:
+        """Ends what `stop` still waits for; whether there was anything to cut."""
+        has_streams = self.server.num_connections > 0
+        self.server.stop()
+        return has_streams
+
 
 def _certificate(settings: Settings) -> ServerContext | None:
     """What is shown to clients; None serves plain HTTP."""
@@ -221,7 +227,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(settings: Settings) -> int:
     gateway = Gateway(settings)
-    signals = _Signals()
+    signals = Signals()
     try:
         await gateway.start()
     except (OSError, NoTokenizer) as error:
@@ -241,29 +247,29 @@ async def _serve(settings: Settings) -> int:
     gc.freeze()  # what lives until the end need not be looked at by every collection
     await signals.first.wait()
     _logger.info("stopping: streams may end within %g s; another signal ends at once", settings.drain_timeout)
-    in_time = await signals.unless_again(gateway.stop(settings.drain_timeout), hurry=gateway.server.stop)
+    in_time = await signals.unless_again(gateway.stop(settings.drain_timeout), hurry=gateway.hurry)
     _logger.info("stopped" if in_time else "stopped; some streams were cut")
     return 0
 
 
-class _Signals:
+class Signals:
     """SIGTERM and SIGINT: the first asks for an orderly end, the second for an immediate one."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
-        self._hurry: Callable[[], None] | None = None
-        self._has_hurried = False
+        self._hurry: Callable[[], bool] | None = None
+        self._has_cut = False
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._received)
 
     def _received(self) -> None:
         if self.first.is_set() and self._hurry is not None:
-            self._has_hurried = True
-            self._hurry()
+            self._has_cut |= self._hurry()
         self.first.set()
 
-    async def unless_again(self, ending: Awaitable[bool], *, hurry: Callable[[], None]) -> bool:
-        """Awaits `ending`, which says whether all ended in order; another signal meanwhile calls `hurry`."""
+    async def unless_again(self, ending: Awaitable[bool], *, hurry: Callable[[], bool]) -> bool:
+        """Awaits `ending`, which says whether all ended in order; another signal meanwhile calls `hurry`, and
+        that says whether it cut anything."""
         self._hurry = hurry
-        return await ending and not self._has_hurried
+        return await ending and not self._has_cut

@@ -18,9 +18,12 @@ import pytest
 from loadgen.engine import EngineSettings
 from loadgen.mock_process import MockWorker
 from loadgen.mock_worker import MockFleet
+from router.app import Signals
 from tests.support.certificates import PairFiles, client_context, pair_files
 from tests.support.gateway_process import REPOSITORY, running_gateway
+from tests.support.serving import serving
 from tests.support.tokenizers import TINY, encoder
+from tests.support.waiting import eventually
 
 
 def endpoints(worker: MockWorker) -> list[str]:
@@ -120,6 +123,26 @@ async def test_a_second_signal_ends_at_once() -> None:
                 async with asyncio.timeout(10):
                     assert await gateway.process.wait() == 0
         await gateway.printed("some streams were cut")
+
+
+async def test_a_second_signal_with_nothing_in_flight_has_cut_nothing() -> None:
+    async with serving([], until_ready=False) as client:
+        signals, ending = Signals(), asyncio.get_running_loop().create_future()
+        hurries = []
+
+        def hurry() -> bool:
+            hurries.append(client.gateway.hurry())
+            return hurries[-1]
+
+        os.kill(os.getpid(), signal.SIGTERM)
+        await signals.first.wait()
+        stopping = asyncio.ensure_future(signals.unless_again(ending, hurry=hurry))
+        await asyncio.sleep(0)  # it has begun to wait
+        os.kill(os.getpid(), signal.SIGTERM)
+        await eventually(lambda: hurries)
+        ending.set_result(True)
+        assert await stopping, "all ended in order"
+        assert hurries == [False]
 
 
 async def test_every_mistake_is_reported_before_anything_starts() -> None:
