@@ -22,5 +22,9 @@ TOKEN_PARITY_RETRY_SECONDS = 5.0
 """The same while they differ or could not be compared: a tokenizer is loaded meanwhile, or someone mends
 it."""
 
+RUBBISH_MESSAGES = 20
+"""So many unreadable messages of a worker, and most of them so, are worth a line: a few are a mistake that
+passes."""
+
 WARNINGS_KEPT = 16
 """Different warnings about one worker until it is mended; more would be noise."""

@@ -176,4 +176,6 @@ class Watching:
                 continue
             self._membership.listening.adopt_layout(rank.worker)
             warnings = member.warnings.setdefault(worker_id, IndexWarnings())
-            warnings.look(worker_id, view.trust, parity, rank.endpoints.events if rank.endpoints else "")
+            place = rank.endpoints.events if rank.endpoints else ""
+            warnings.look(worker_id, view.trust, parity, place)
+            warnings.look_at_messages(worker_id, self._core.feed.stats(view.slot), place)

@@ -12,6 +12,7 @@ import zmq
 from loadgen.engine import EngineSettings
 from loadgen.mock_worker import MockFleet
 from router.config import WorkerConfig
+from router.fleet.limits import RUBBISH_MESSAGES
 from router.limits import RelayLimits
 from tests.support.fake_worker import FakeWorker
 from tests.support.kv_publisher import KvPublisher
@@ -170,6 +171,30 @@ async def test_garbage_on_the_event_socket_is_counted_and_serving_goes_on(mocks)
             await client.complete(words("a"))
     finally:
         publisher.close()
+
+
+async def test_a_socket_that_sends_mostly_rubbish_is_named_once(mocks, caplog) -> None:
+    publisher = KvPublisher(zmq.Context.instance())
+    worker = WorkerConfig(
+        url=mocks[0].url, name="w0", kv_events=publisher.endpoint, kv_replay=publisher.replay_endpoint
+    )
+
+    def told() -> list[str]:
+        return [line for each in caplog.records if "can't be read" in (line := each.getMessage())]
+
+    try:
+        async with serving([worker]) as client:
+            for number in range(RUBBISH_MESSAGES):
+                publisher.publish(b"\xc1 no msgpack %d" % number)
+            await eventually(told, what="it is said")
+            publisher.publish(b"\xc1 more of it")
+            ignored = client.gateway.core.feed.stats(0).ignored
+            await eventually(lambda: ignored["malformed_payload"] > RUBBISH_MESSAGES, what="it is counted")
+    finally:
+        publisher.close()
+    (line,) = told()
+    assert line.startswith(f"worker w0: most of what comes from {publisher.endpoint} can't be read (")
+    assert "messages: malformed_payload)" in line
 
 
 async def test_a_worker_that_is_down_at_start_joins_when_it_answers(mocks, caplog) -> None:
