@@ -24,6 +24,7 @@ class WatchedWorker(Worker):
     """Tells of an exchange when it begins and when its connection is lost."""
 
     def __init__(self, events: asyncio.Queue[float]) -> None:
+        super().__init__(closes=False)
         self.events = events
         self.is_answering = False
 
