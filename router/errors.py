@@ -154,6 +154,13 @@ class NotSupported(ClientError):
     code = "not_supported"
 
 
+class LoopDetected(ClientError):
+    """The request has passed this gateway before, or too many others."""
+
+    status = 508
+    code = "loop_detected"
+
+
 # The fleet's
 
 

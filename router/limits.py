@@ -46,6 +46,10 @@ DESCRIPTORS_SPARE = 500
 SURPLUS_CONNECTIONS_MAX = 100
 """Connections beyond the limit that may stay until their one request is answered: a fifth of those spared."""
 
+GATEWAYS_IN_A_ROW = 8
+"""Gateways that a request may have passed: sites have one in front of each cluster and one inside; more are a
+loop through gateways that strip each other's marks."""
+
 LISTEN_BACKLOG = 4096
 """Connections that the kernel accepts before we do: a burst of clients after a deployment."""
 

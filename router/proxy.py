@@ -27,6 +27,7 @@ from router.core.routing import RoutingCore
 from router.dialing import Dialer
 from router.errors import (
     BadRequest,
+    LoopDetected,
     MethodNotAllowed,
     NotSupported,
     NoWorkers,
@@ -37,7 +38,7 @@ from router.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from router.limits import RelayLimits
+from router.limits import GATEWAYS_IN_A_ROW, RelayLimits
 from router.metrics import Metrics
 from router.request import Request
 from router.stored_responses import StoredResponses
@@ -105,6 +106,8 @@ class Proxy:
         self._client_keys = ClientKeys(settings.api_key)
         self._id_prefix = uuid.uuid4().hex[:8]
         self._ids = itertools.count()
+        self._via = uuid.uuid4().hex.encode()
+        """What this gateway is called in the requests that it sends."""
         self._own_answers: Mapping[EndpointKind, Callable[[Call], tuple[int, bytes]]] = {
             EndpointKind.LIVE: lambda call: (200, b'{"status":"ok"}'),
             EndpointKind.READY: self._readiness,
@@ -131,12 +134,24 @@ class Proxy:
             self._client_keys.check(head)
         if endpoint is None:
             raise UnknownPath(f"This gateway does not serve {head.path}")
+        if head.via:
+            self._check_via(head.via)
         method = head.method.decode()
         if method not in endpoint.methods:
             raise MethodNotAllowed(method, endpoint.methods)
         if has_tunnel and not head.is_websocket:
             raise BadRequest(f"{head.path} is for WebSockets: send the headers that open one")
         request.endpoint = endpoint
+
+    def _check_via(self, via: bytes) -> None:
+        """A request that comes back would go round until every connection is taken."""
+        passed = via.replace(b" ", b"").split(b",")
+        if self._via in passed:
+            raise LoopDetected("The request came back: one of this gateway's worker URLs leads to itself")
+        if len(passed) >= GATEWAYS_IN_A_ROW:
+            raise LoopDetected(
+                f"The request has passed {len(passed)} gateways: their worker URLs form a loop"
+            )
 
     async def handle(self, request: Request, client: ClientConnection) -> None:
         """Answer one request. Cancelled when its client leaves."""
@@ -316,7 +331,8 @@ class Proxy:
         lines.append(self._client_keys.forwarded(head, has_worker_key=pool.has_key))
         if not pool.names_rank:
             lines.append(head.rank_lines)
-        lines += (b"x-request-id: ", call.request_id, b"\r\n")
+        via = b"%b, %b" % (head.via, self._via) if head.via else self._via
+        lines += (b"x-request-id: ", call.request_id, b"\r\nx-kvgate-via: ", via, b"\r\n")
         if head.is_chunked or head.content_length is not None:
             lines.append(b"content-length: %d\r\n" % len(request.body))
         if head.is_websocket:

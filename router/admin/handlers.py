@@ -16,7 +16,7 @@ from policies import POLICIES, PolicyError, make_policy, parameters_of, read_pol
 from policies.types import Decision
 from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
-from router.config import ConfigErrors, Settings, worker_from
+from router.config import ConfigErrors, Settings, own_address_in, worker_from
 from router.core.routing import RoutingCore
 from router.discovery import WrongWorker
 from router.engines.control import Order
@@ -136,6 +136,8 @@ class Handlers:
     async def _add_worker(self, fields: Mapping[str, Any]) -> web.Response:
         try:
             worker = asdict(worker_from(fields))
+            if what := own_address_in(worker["url"], self._settings):
+                raise ValueError(what)
             options = {name: value for name, value in worker.items() if value is not None}
             worker_id = await self._fleet.add_worker(**options)
         except ConfigErrors as errors:

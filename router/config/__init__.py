@@ -6,7 +6,7 @@
 from router.config.addresses import in_brackets, is_loopback
 from router.config.command_line import load_or_exit
 from router.config.errors import ConfigErrors, Mistake
-from router.config.load import load, worker_from
+from router.config.load import load, own_address_in, worker_from
 from router.config.settings import Settings, WorkerConfig
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "is_loopback",
     "load",
     "load_or_exit",
+    "own_address_in",
     "worker_from",
 ]

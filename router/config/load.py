@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from router.config.addresses import is_loopback
+from router.config.addresses import is_loopback, leads_to
 from router.config.errors import ConfigErrors, Mistake
 from router.config.reader import Reader, ReadFile
 from router.config.settings import Settings, WorkerConfig
@@ -15,6 +15,7 @@ from router.config.sources import GivenValues, from_environment, from_file, from
 from router.config.tls_files import tls_mistakes
 from router.config.tokenizer_places import tokenizer_mistakes
 from router.discovery import expand_workers
+from router.worker_address import WorkerAddress
 
 
 def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -> Settings:
@@ -34,6 +35,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str], read_file: ReadFile) -
     mistakes.extend(tls_mistakes(settings, reader.places))
     mistakes.extend(tokenizer_mistakes(settings, reader.places))
     mistakes.extend(_wrong_workers(settings, reader.places))
+    mistakes.extend(_itself_as_worker(settings, reader.places))
     if mistakes:
         raise ConfigErrors(mistakes)
     return settings
@@ -88,3 +90,26 @@ def _wrong_workers(settings: Settings, places: Mapping[str, str]) -> Iterator[Mi
         key, _, what = mistake.partition(": ")
         option = re.split(r"[\[.]", key, maxsplit=1)[0]
         yield Mistake(places.get(option, option) + key.removeprefix(option), what)
+
+
+def _itself_as_worker(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
+    for url in settings.worker_urls:
+        if what := own_address_in(url, settings):
+            yield Mistake(places["worker_urls"], what)
+    for index, worker in enumerate(settings.workers):
+        if what := own_address_in(worker.url, settings):
+            yield Mistake(f"{places['workers']}[{index}].url", what)
+
+
+def own_address_in(url: str, settings: Settings) -> str:
+    """In words, that the worker at `url` is plainly this gateway itself; "" for any other URL. What only a
+    name server or a proxy knows shows when a request comes back."""
+    try:
+        address = WorkerAddress.parse(url)
+    except ValueError:
+        return ""
+    ports = ((settings.host, settings.port, "public"), (settings.admin_host, settings.admin_port, "admin"))
+    for host, port, kind in ports:
+        if port != 0 and address.port == port and leads_to(address.host, host):
+            return f"'{url}' is this gateway's own {kind} port: name engines"
+    return ""

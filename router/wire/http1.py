@@ -39,6 +39,7 @@ _REQUEST_SPECIAL = HOP_BY_HOP | {
     b"x-api-key",
     b"x-request-id",
     b"x-data-parallel-rank",
+    b"x-kvgate-via",
 }
 _RESPONSE_SPECIAL = HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-kvgate-worker"}
 _NEVER_DROPPED = frozenset((b"close", b"content-type", b"content-encoding", b"content-length"))
@@ -53,7 +54,7 @@ class RequestHead:
     """A client's request line and headers, ready for forwarding.
 
     `forward` is the block of header lines that go to the worker as they are. Credentials, `x-request-id`,
-    `x-data-parallel-rank` and lengths are not in it: who forwards decides about them.
+    `x-data-parallel-rank`, `x-kvgate-via` and lengths are not in it: who forwards decides about them.
     """
 
     method: bytes
@@ -75,6 +76,8 @@ class RequestHead:
     expects_continue: bool = False
     is_websocket: bool = False
     """It asks for a tunnel."""
+    via: bytes = b""
+    """The gateways that it has passed, as a list with commas."""
 
     @property
     def path(self) -> str:
@@ -96,7 +99,7 @@ class RequestHead:
         return RequestHead(
             self.method, self.target, self.is_http10, self.keep_alive, self.forward, self.request_id,
             self.authorization, self.api_key, self.rank_lines, self.content_type, content_length, False,
-            self.is_encoded,
+            self.is_encoded, via=self.via,
         )  # fmt: skip
 
 
@@ -182,6 +185,8 @@ def _apply_request_special(head: RequestHead, key: bytes, value: bytes, lines: l
         head.api_key = value
     elif key == b"x-data-parallel-rank":
         head.rank_lines += b"x-data-parallel-rank: %b\r\n" % value
+    elif key == b"x-kvgate-via":
+        head.via = b"%b, %b" % (head.via, value) if head.via else value
     elif key == b"connection":
         _drop_named(value, lines)
     elif key == b"transfer-encoding":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from tests.fuzz.reference import Answer, Doubt, read_answer, read_head
 from tests.support.raw_worker import Recorded, Script, answering, json_answer
 
-OWN_REQUEST_HEADERS = {b"host", b"connection", b"x-request-id"}
+OWN_REQUEST_HEADERS = {b"host", b"connection", b"x-request-id", b"x-kvgate-via"}
 """Each proxy says these in its own way to workers."""
 OWN_ANSWER_HEADERS = {
     b"date",
