@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import TextIO, cast
+
+from router.standard_output import StandardOutput
 
 USAGE_ERROR = 2
 """Exit code for a wrong command line or configuration, as of argparse and most shells' tools."""
@@ -43,6 +47,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a subcommand; returns the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
+    if sys.stdout is None:  # its descriptor was closed by who started us
+        return _command(name, arguments)
+    output = StandardOutput(sys.stdout)
+    with redirect_stdout(cast(TextIO, output)):
+        try:
+            code = _command(name, arguments)
+        except SystemExit:
+            if output.is_written():
+                raise
+        except OSError as error:
+            if error is not output.failure:
+                raise
+        else:
+            if output.is_written():
+                return code
+    return _fail(f"kvgate {name}: can't write to standard output: {output.give_up()}")
+
+
+def _command(name: str, arguments: list[str]) -> int:
     if name in ("-h", "--help", "help"):
         _print(usage())
         return 0

@@ -1,12 +1,15 @@
 """The `kvgate` command: which subcommand runs, and what is said when none can."""
 
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from router import cli
+from tests.support.tokenizers import TINY
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_showing_the_version_loads_no_subcommand():
         "print([name for name in sys.modules if name.startswith(('aiohttp', 'zmq', 'loadgen', 'router.'))])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.splitlines()[1] == "['router.cli']"
+    assert ran.stdout.splitlines()[1] == "['router.standard_output', 'router.cli']"
 
 
 def test_python_m_router_is_the_command():
@@ -82,3 +85,27 @@ def test_python_m_router_is_the_command():
         [sys.executable, "-m", "router", "version"], capture_output=True, text=True, check=True
     )
     assert ran.stdout == f"kvgate {cli.installed_version()}\n"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "argv", [["version"], ["--help"], ["mock", "--help"], ["tokens", "--tokenizer", TINY]]
+)
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_2(argv, unbuffered):
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(
+            [sys.executable, "-m", "router", *argv],
+            input='{"prompt": "a"}', stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    assert run.stderr == f"kvgate {argv[0]}: can't write to standard output: No space left on device\n"
+    assert run.returncode == 2
+
+
+def test_an_error_of_the_system_elsewhere_is_not_taken_for_one_of_the_output(command):
+    def main(argv):
+        raise OSError("something else")
+
+    command.main = main
+    with pytest.raises(OSError, match="something else"):
+        cli.main(["serve"])
