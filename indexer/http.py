@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from indexer.blocks import BlockHash
 from indexer.events import Tier
+from indexer.http_listener import begin, take_body
 from indexer.limits import SERVICE_BODY_BYTES
 from indexer.service import FollowedWorker, Holding, IndexService
 
@@ -270,7 +271,9 @@ def _answers(api_key: str | None) -> Middleware:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         try:
+            begin(request)
             _check_access(request, api_key)
+            await take_body(request)
             return await handler(request)
         except _Wrong as error:
             return error.answer()

@@ -148,6 +148,15 @@ SERVICE_BODY_BYTES = 3 << 20
 """Of one call to the index server: half a million token ids, which take 14 ms to read. Longer prompts can be
 asked for by their block hashes."""
 
+SERVICE_HEAD_SECONDS = 10.0
+"""For the first head on a connection to the index server or the admin port, as on the public port."""
+
+SERVICE_IDLE_SECONDS = 75.0
+"""Between two requests there: more than the minute at which metrics are scraped at the slowest, usually."""
+
+SERVICE_BODY_SECONDS = 30.0
+"""For a body there: the largest, at a megabyte a second and more."""
+
 QUERY_SLICE_TOKENS = 65_536
 """Token ids of a query that are hashed at once: 2 ms."""
 

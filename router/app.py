@@ -15,6 +15,7 @@ import uvloop
 import zmq
 from aiohttp import web
 
+from indexer.http_listener import Site
 from indexer.warm_start import SnapshotFile, WarmStart
 from policies import make_policy
 from router.admin import build_admin_app
@@ -162,11 +163,10 @@ class Gateway:
             explain_body=Previewer(self.core, self._tokens, self._clock),
             clock=self._clock,
         )
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        runner = web.AppRunner(app, handle_signals=False)
         await runner.setup()
         self._resources.push_async_callback(runner.cleanup)
-        site = web.TCPSite(runner, self.settings.admin_host, self.settings.admin_port)
-        await site.start()
+        await Site(runner, self.settings.admin_host, self.settings.admin_port).start()
         self.admin_port = runner.addresses[0][1]
 
     def _check(self, now: float) -> None:

@@ -16,6 +16,7 @@ import yaml
 from aiohttp import web
 
 from indexer.http import WorkerBody, build_index_app
+from indexer.http_listener import Site
 from indexer.limits import INDEX_BYTES
 from indexer.service import FollowedWorker, IndexService
 from indexer.warm_start import SnapshotFile, WarmStart
@@ -64,13 +65,11 @@ async def _serve(
         await warm_start.fetch(arguments.warm_from, api_key)
     service = IndexService(arguments.index_max_bytes, warm_start)
     runner = web.AppRunner(
-        build_index_app(service, exposition=exposition, api_key=api_key),
-        access_log=None,
-        handle_signals=False,
+        build_index_app(service, exposition=exposition, api_key=api_key), handle_signals=False
     )
     try:
         await runner.setup()
-        await web.TCPSite(runner, arguments.host, arguments.port).start()
+        await Site(runner, arguments.host, arguments.port).start()
         service.start()
         for worker in workers:
             service.register(worker)

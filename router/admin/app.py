@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
+from indexer.http_listener import begin, take_body
 from router.admin.access import check_access
 from router.admin.fleet import Fleet, Preview
 from router.admin.handlers import Handlers, error_response
@@ -76,7 +77,9 @@ def _answers(settings: Settings) -> Middleware:
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            begin(request)
             check_access(request, settings)
+            await take_body(request)
             return await handler(request)
         except RouterError as error:
             return error_response(error)

@@ -10,7 +10,8 @@ import aiohttp
 from aiohttp import web
 
 from indexer.http import build_index_app
-from indexer.limits import INDEX_BYTES
+from indexer.http_listener import Site
+from indexer.limits import INDEX_BYTES, SERVICE_HEAD_SECONDS
 from indexer.service import IndexService
 from indexer.warm_start import WarmStart
 from router.index_command import exposition
@@ -36,12 +37,16 @@ class IndexClient:
 
 @contextlib.asynccontextmanager
 async def running_index(
-    *, max_bytes: int = INDEX_BYTES, api_key: str | None = None, warm_start: WarmStart | None = None
+    *,
+    max_bytes: int = INDEX_BYTES,
+    api_key: str | None = None,
+    warm_start: WarmStart | None = None,
+    head_seconds: float = SERVICE_HEAD_SECONDS,
 ) -> AsyncIterator[IndexClient]:
     service = IndexService(max_bytes, warm_start)
-    runner = web.AppRunner(build_index_app(service, exposition=exposition, api_key=api_key), access_log=None)
+    runner = web.AppRunner(build_index_app(service, exposition=exposition, api_key=api_key))
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await Site(runner, "127.0.0.1", 0, head_seconds=head_seconds).start()
     service.start()
     try:
         async with aiohttp.ClientSession() as session:
