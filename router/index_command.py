@@ -126,7 +126,9 @@ def _from_file(path: str, parser: argparse.ArgumentParser) -> tuple[list[str], l
     ValueError."""
     try:
         content: Any = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeError) as error:
+    except RecursionError:
+        raise ValueError(f"--config {path}: is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"--config {path}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"--config {path}: must be a mapping of flags' names, and workers: a list")

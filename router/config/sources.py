@@ -166,7 +166,13 @@ def _parse(path: str, content: str, mistakes: list[Mistake]) -> Mapping[str, Any
         return {}
     try:
         parsed = parse(content)
-    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+    except RecursionError:
+        mistakes.append(Mistake(path, "is nested too deeply"))
+        return {}
+    except (
+        yaml.YAMLError,
+        ValueError,
+    ) as error:  # ValueError: TOML's, and of numbers and dates that can't be
         mistakes.append(Mistake(path, " ".join(str(error).split())))
         return {}
     if parsed is None:

@@ -349,6 +349,7 @@ def test_a_wrong_command_line(arguments: list[str], words: str, capsys: pytest.C
         ("port: x", "argument --port: must be"),
         ("host: 0.0.0.0", "--api-key must be set"),
         ("a: [", "while parsing"),
+        ("[" * 5000, "is nested too deeply"),
     ],
 )
 def test_a_wrong_file(text: str, words: str, tmp_path, capsys: pytest.CaptureFixture) -> None:

@@ -489,6 +489,21 @@ def test_workers_that_cannot_be_join_the_list():
 # Around the process
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("k.yaml", "[" * 5000, "k.yaml: is nested too deeply"),
+        ("k.yaml", "port: " + "[" * 5000 + "]" * 5000, "k.yaml: is nested too deeply"),
+        ("k.toml", "port = " + "[" * 5000 + "]" * 5000, "k.toml: is nested too deeply"),
+        ("k.yaml", "port: 2026-99-99", "k.yaml: month must be in 1..12"),
+        ("k.yaml", "port: " + "9" * 5000, "k.yaml: Exceeds the limit"),
+    ],
+)
+def test_a_file_that_no_parser_gets_through_is_one_mistake(name, text, words):
+    (mistake,) = mistakes_of("--config", name, files={name: text})
+    assert mistake.startswith(words)
+
+
 def test_load_or_exit_shows_all_mistakes_and_ends_with_2(capsys, monkeypatch):
     monkeypatch.setenv("KVGATE_PORTS", "1")
     with pytest.raises(SystemExit) as ended:
