@@ -19,6 +19,7 @@ from indexer.http_listener import Site
 from indexer.warm_start import SnapshotFile, WarmStart
 from policies import make_policy
 from router.admin import build_admin_app
+from router.cli import USAGE_ERROR
 from router.config import Settings, in_brackets, load_or_exit
 from router.core.routing import RoutingCore
 from router.dialing import Dialer
@@ -230,8 +231,11 @@ async def _serve(settings: Settings) -> int:
     signals = Signals()
     try:
         await gateway.start()
-    except (OSError, NoTokenizer) as error:
-        _logger.error("can't start: %s", getattr(error, "strerror", None) or error)
+    except NoTokenizer as error:
+        _logger.error("can't start: %s", error)
+        return USAGE_ERROR
+    except OSError as error:
+        _logger.error("can't start: %s", error.strerror or error)
         return 1
     _logger.info(
         "serving on %s://%s:%d with policy %s; admin on http://%s:%d",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -67,9 +68,27 @@ def find_tokenizer(place: str, environ: Mapping[str, str] | None = None) -> Toke
         return _files_of(path)
     if os.path.isdir(path):
         return _files_in(path, str(path))
+    if os.path.lexists(path):
+        raise NoTokenizer(f"{place} is {_kind_of(path)}: name a directory, a tokenizer.json, or a model")
     if not _HUB_NAME.fullmatch(place):
         raise NothingThere(f"{place}: no such file or directory")
     return _files_in(_snapshot(place, os.environ if environ is None else environ), f"the snapshot of {place}")
+
+
+class _Tokenizer(msgspec.Struct):
+    """What every tokenizer.json has; the rest is skipped."""
+
+    model: dict[str, msgspec.Raw]
+
+
+def check_tokenizer(path: Path) -> None:
+    """A first look at what was found; whether it works shows when it is loaded. Raises NoTokenizer."""
+    try:
+        msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+    except OSError as error:
+        raise NoTokenizer(f"can't read {path}: {error.strerror or error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NoTokenizer(f"{path} is no tokenizer: {error}") from None
 
 
 def read_template(path: str) -> str:
@@ -149,8 +168,19 @@ def _path(text: str) -> Path:
     return Path(os.path.expanduser(text))
 
 
+def _kind_of(path: Path) -> str:
+    """In words, what is at a place where no file or directory is."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"a link that leads nowhere ({error.strerror or error})"
+    return "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
+
+
 def _text(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():  # reading might never end
+            raise NoTokenizer(f"can't read {path}: it is {_kind_of(path)}, not a file")
         return path.read_text("utf-8")
     except OSError as error:
         raise NoTokenizer(f"can't read {path}: {error.strerror or error}") from None

@@ -44,7 +44,8 @@ class WorkerAddress:
 
     @classmethod
     def parse(cls, url: str) -> WorkerAddress:
-        """`host:port` alone means HTTP. Raises ValueError that says what is wrong."""
+        """`host:port` alone means HTTP; a host alone may be a slip. Raises ValueError that says what is
+        wrong."""
         text = url.strip()
         if text.lower().startswith("unix:"):
             return cls(Scheme.UNIX, "localhost", None, _socket_path(url, text[len("unix:") :]))
@@ -57,6 +58,8 @@ class WorkerAddress:
         except ValueError as error:
             raise ValueError(f"'{url}': {error}") from None
         host = parts.hostname
+        if "://" not in text and parts.port is None:
+            raise ValueError(f"'{url}': {_EXPECTED}")
         if not host or not port or not _is_plain(host) or parts.username is not None:
             raise ValueError(f"'{url}': {_EXPECTED}")
         if _goes_on(parts):

@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 
 from router.config.errors import Mistake
 from router.config.settings import Settings
-from router.tokenizer_files import NoTokenizer, find_tokenizer, need_packages, read_template, split_named
+from router.tokenizer_files import (
+    INSTALL,
+    NoTokenizer,
+    check_tokenizer,
+    find_tokenizer,
+    missing_packages,
+    need_packages,
+    read_template,
+    split_named,
+)
 
 _IDLE = ("engine", "bytes")
 """Values of `tokens` that make none here."""
@@ -29,12 +38,15 @@ def tokenizer_mistakes(settings: Settings, places: Mapping[str, str]) -> Iterato
             need_packages()
         except NoTokenizer as error:
             yield Mistake(places.get("tokens", places.get("tokenizer", "tokens")), str(error))
+    elif settings.chat_template and settings.tokens not in _IDLE and missing_packages():
+        what = f"has no effect without {' and '.join(missing_packages())}: {INSTALL}"
+        yield Mistake(places["chat_template"], what)
     yield from _unreadable(settings, places)
 
 
 def _unreadable(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
     for option, values, read in (
-        ("tokenizer", settings.tokenizer, find_tokenizer),
+        ("tokenizer", settings.tokenizer, _look_at_tokenizer),
         ("chat_template", settings.chat_template, read_template),
     ):
         for value in values:
@@ -42,3 +54,7 @@ def _unreadable(settings: Settings, places: Mapping[str, str]) -> Iterator[Mista
                 read(split_named(value)[1])
             except NoTokenizer as error:
                 yield Mistake(places[option], str(error))
+
+
+def _look_at_tokenizer(place: str) -> None:
+    check_tokenizer(find_tokenizer(place).tokenizer)

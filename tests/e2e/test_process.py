@@ -186,5 +186,15 @@ async def test_local_tokens_from_start_to_explanation() -> None:
 async def test_a_tokenizer_of_no_use_is_no_start(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     code, printed = await serve_and_fail("--tokenizer", str(tmp_path))
-    assert code == 1
-    assert f"can't start: {tmp_path}/tokenizer.json: " in printed
+    assert code == 2
+    assert f"--tokenizer: {tmp_path}/tokenizer.json is no tokenizer: " in printed
+
+
+async def test_a_template_that_does_not_compile_is_no_start(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text("{% if %}")
+    code, printed = await serve_and_fail(
+        "--port", "0", "--admin-port", "0", "--tokenizer", str(TINY), "--chat-template", str(tmp_path / "t")
+    )
+    assert code == 2
+    assert "can't start: " in printed
+    assert "Traceback" not in printed

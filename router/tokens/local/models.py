@@ -104,16 +104,25 @@ class LocalModels:
             return
         looked_for = " and ".join(places) or "it has no name"
         _logger.info("%s: no tokenizer of it is here (looked for %s)", base_model, looked_for)
+        if template := self._template_of(base_model):
+            _logger.warning(
+                "%s: the chat template %s has no effect without its tokenizer: give --tokenizer",
+                base_model, template,
+            )  # fmt: skip
 
     def _load(self, model: str, place: str) -> LocalModel:
         from router.tokens.local.model import load_model
 
-        template = self._templates.get(model) or self._templates.get("")
+        template = self._template_of(model)
         source = read_template(template) if template is not None else None
         return load_model(find_tokenizer(place), source, self._segments, now=self._now)
 
+    def _template_of(self, model: str) -> str | None:
+        """The file that was named for it."""
+        return self._templates.get(model) or self._templates.get("")
+
     def _words(self, model: str, place: str) -> str:
         loaded = self._models[model]
-        template = self._templates.get(model) or self._templates.get("")
+        template = self._template_of(model)
         by = f" with the chat template {template}" if template else ""
         return f"{place}{by}: {loaded.describe()}"

@@ -56,6 +56,8 @@ def test_the_longest_path_of_a_socket():
         ("ftp://a:8000", "expected http://host:port"),
         ("grpc://a", "expected http://host:port"),
         ("", "expected http://host:port"),
+        ("zz", "expected http://host:port"),
+        ("[::1]", "expected http://host:port"),
         ("http://", "expected http://host:port"),
         ("http://a b:1", "expected http://host:port"),
         ("http://a\x00b", "expected http://host:port"),

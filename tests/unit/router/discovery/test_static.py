@@ -58,7 +58,7 @@ def test_keys_stay_out_of_logs():
 
 
 def test_unnamed_workers_are_called_by_their_address():
-    specs, mistakes = expand(["a", "https://b", "unix:///run/c.sock"])
+    specs, mistakes = expand(["a:80", "https://b", "unix:///run/c.sock"])
     assert mistakes == []
     assert [(spec.id, spec.url) for spec in specs] == [
         ("a:80", "http://a:80"),

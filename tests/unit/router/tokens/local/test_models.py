@@ -104,6 +104,19 @@ async def test_where_nothing_is_found_it_is_said_once(make, caplog, monkeypatch,
     assert caplog.messages == ["m: no tokenizer of it is here (looked for /no/such and org/name)"]
 
 
+async def test_a_template_for_a_model_whose_tokenizer_is_not_found_is_a_warning(
+    make, caplog, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    host, local = StubHost(hints=hints("/no/such")), make([], ["m=/some/template"])
+    LocalTokens(host, local)
+    host.listeners[0]()
+    await eventually(lambda: not local.is_looking_for("m"))
+    assert caplog.messages == [
+        "m: the chat template /some/template has no effect without its tokenizer: give --tokenizer"
+    ]
+
+
 async def test_one_that_is_broken_is_a_warning(make, caplog, tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     host, local = StubHost(hints=hints(tmp_path, TINY)), make()
