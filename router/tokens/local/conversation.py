@@ -126,7 +126,7 @@ _BILLING = "x-anthropic-billing-header"
 
 
 def _without_billing(parts: list[Json]) -> list[Json]:
-    """System texts without the line that a client of the Messages API begins them with, new in every request."""
+    """System texts without the line that a Messages API client begins them with, new in every request."""
     kept: list[Json] = []
     for part in parts:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else part
