@@ -31,7 +31,7 @@ class FakeWorker:
     async def __aenter__(self) -> FakeWorker:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
         await self._runner.setup()
         if self.url.startswith("unix:"):
             await web.UnixSite(self._runner, self.url.removeprefix("unix:")).start()
