@@ -37,6 +37,21 @@ class ServedModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """How KV blocks leave a worker's engine, or reach it.
+
+    `protocol`: a row of `router.hand_over.PROTOCOLS`. `host`, `port`: where the other side reaches its
+    bootstrap server or its KV socket, as the protocol has it; "" is the host of its URL. `num_ranks`:
+    data-parallel ranks behind that address.
+    """
+
+    protocol: str
+    host: str = ""
+    port: int | None = None
+    num_ranks: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One routable engine rank, as its probe described it.
 
@@ -57,6 +72,10 @@ class Worker:
     """Whether KV events are expected from it: False means predictive mode."""
     replays_events: bool = False
     """Whether its publisher has a replay socket, so that missed events can be asked for again."""
+    transfer: Transfer | None = None
+    """None where a prompt computed here cannot be handed over, nor be received."""
+    prefills_alone: bool = True
+    """False for a decode server that computes no prompt, so that every request needs a prefill worker."""
 
     @property
     def base_model(self) -> str:
@@ -82,6 +101,8 @@ class RoutingRequest:
     """What the client calls it (`x-request-id`). May repeat: only for finding its decisions."""
     names_rank: bool = True
     """Whether an engine of several data-parallel ranks obeys when it is told one for such a request."""
+    stays_whole: str = ""
+    """Why its prompt can't be computed on one worker and decoded on another; "" when it can."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -173,6 +194,22 @@ class Choice:
 
 
 @dataclass(slots=True, kw_only=True)
+class Verdict:
+    """Whether a prompt is computed on a prefill worker (remote), or where it is decoded (local), and why.
+
+    `reason`: a word of `router.core.disagg.Reason`. `effective_tokens`: prompt tokens that the decode worker
+    does not hold, weighed by tier. `times_ms`: what was compared, by name; empty unless the mode compares
+    times.
+    """
+
+    is_remote: bool
+    reason: str
+    mode: str
+    effective_tokens: float
+    times_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
 class Decision:
     """A choice made durable: what was decided for one attempt of one request, with its inputs."""
 
@@ -195,3 +232,7 @@ class Decision:
     """`unit` of the prompt, `exact_blocks` (by the worker's own events alone), `booked_prefill_tokens`,
     `overlap_lost_tokens`: how many more the best holder among the candidates had cached, 0 when the policy
     looked no overlap up, and `trust_reason`: why the level is not exact, or what it lacks."""
+    verdict: Verdict | None = None
+    """None where the model has no prefill workers, or the chosen worker is a whole one."""
+    prefill: Decision | None = None
+    """Of the leg that computes the prompt, when that is another worker's."""
