@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from indexer.trust import TrustLevel
-from policies.types import Decision, EngineTimes
+from policies.types import Decision, EngineTimes, Verdict
 
 _COLUMNS = (
     "device_overlap",
@@ -39,6 +39,19 @@ def explain(decision: Decision, *, now: float) -> dict[str, Any]:
         "seconds_ago": round(now - decision.now, 3),
         "candidates": [_row(decision, row) for row in range(len(decision.candidates))],
         "details": dict(decision.details),
+        "verdict": _verdict(decision.verdict) if decision.verdict is not None else None,
+        "prefill": explain(decision.prefill, now=now) if decision.prefill is not None else None,
+    }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """Where the prompt is computed, and why; times in milliseconds."""
+    return {
+        "prefill": "remote" if verdict.is_remote else "local",
+        "reason": verdict.reason,
+        "mode": verdict.mode,
+        "effective_tokens": verdict.effective_tokens,
+        "times_ms": dict(verdict.times_ms),
     }
 
 
@@ -54,9 +67,21 @@ def explain_in_words(decision: Decision) -> str:
             f"{decision.expected_cached_tokens} of {decision.num_prompt_tokens} prompt tokens were expected "
             f"in its cache ({_trust_words(decision)})"
         )
+    parts += _prefill_words(decision)
     if decision.attempt:
         parts.append(f"{_count(decision.attempt, 'attempt')} had failed before")
     return "; ".join(parts) + "."
+
+
+def _prefill_words(decision: Decision) -> list[str]:
+    verdict = decision.verdict
+    if verdict is None:
+        return []
+    place = f"by {decision.prefill.worker.id}" if decision.prefill is not None else "there too"
+    return [
+        f"the prompt is computed {place} ({verdict.reason}: {verdict.effective_tokens:g} of "
+        f"{decision.num_prompt_tokens} tokens are not held there, mode {verdict.mode})"
+    ]
 
 
 def _trust_words(decision: Decision) -> str:

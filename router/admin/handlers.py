@@ -13,10 +13,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from indexer.http import stream_dump, stream_snapshot
 from policies import POLICIES, PolicyError, make_policy, parameters_of, read_policy, spell_policy
+from policies.base import Policy
 from policies.types import Decision
 from router.admin.explain import explain
 from router.admin.fleet import Fleet, Preview
 from router.config import ConfigErrors, Settings, own_address_in, worker_from
+from router.core.pool_policies import PolicyPool
 from router.core.routing import RoutingCore
 from router.discovery import WrongWorker
 from router.engines.control import Order
@@ -193,26 +195,37 @@ class Handlers:
         if (
             not isinstance(name, str)
             or not isinstance(parameters, dict)
-            or fields.keys() - {"policy", "parameters"}
+            or fields.keys() - {"policy", "parameters", "pool"}
         ):
             raise BadRequest('The body must be {"policy": NAME, "parameters": {...}}', param="policy")
+        pool = _pool(fields.get("pool"))
         try:
             name, spelled = read_policy(name)
             configured = self._settings.parameters_for(name)
             policy = make_policy(name, {**configured, **spelled, **parameters})
         except PolicyError as error:
             raise BadRequest(str(error), param="policy") from None
-        self._core.set_policy(policy)
-        _logger.info("the policy is now %s", spell_policy(policy))
+        self._core.set_policy(policy, pool)
+        _logger.info("the %spolicy is now %s", f"{pool} " if pool else "", spell_policy(policy))
         return json_response(self._policy())
 
     def _policy(self) -> dict[str, Any]:
-        policy = self._core.policy
-        return {
-            "policy": policy.name,
-            "parameters": dict(policy.parameters),
-            "text": spell_policy(policy),
-        }
+        """That of whole workers, and those of the two pools, whether or not there are such workers."""
+        policies = self._core.policies
+        pools = {pool.value: _shown_policy(policies.of(pool)) for pool in PolicyPool}
+        return _shown_policy(policies.policy) | {"pools": pools}
+
+
+def _shown_policy(policy: Policy) -> dict[str, Any]:
+    return {"policy": policy.name, "parameters": dict(policy.parameters), "text": spell_policy(policy)}
+
+
+def _pool(value: object) -> PolicyPool | None:
+    if value is None:
+        return None
+    if value not in tuple(PolicyPool):
+        raise BadRequest(f"pool must be one of {', '.join(PolicyPool)}, not {value!r}", param="pool")
+    return PolicyPool(value)
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -65,6 +65,8 @@ class Inputs:
     byte_ratio: float
     demands: Mapping[HashSpace, Demand]
     overlap: Overlap
+    is_looked_up: bool = True
+    """Whether `overlap` was looked up: it may be empty all the same."""
 
     @property
     def unit(self) -> Unit:
@@ -105,6 +107,15 @@ def cached_tokens(candidates: Candidates, weights: TierWeights) -> list[float]:
             candidates.device_overlap, candidates.host_overlap, candidates.disk_overlap, strict=True
         )
     ]
+
+
+def held_tokens(inputs: Inputs, slot: Slot) -> float:
+    """Prompt tokens that one worker need not compute, the slower tiers by weight; no more than there are."""
+    overlap, (host, disk) = inputs.overlap, inputs.policy.tier_weights
+    row = inputs.pool.slots.index(slot)
+    blocks = overlap.device.get(slot, 0) + host * overlap.host.get(slot, 0) + disk * overlap.disk.get(slot, 0)
+    tokens = blocks * inputs.pool.row_spaces[row].block_tokens * inputs.token_ratio
+    return min(float(inputs.num_tokens), tokens)
 
 
 def overlap_lost_tokens(cached: Sequence[float], row: int) -> int:

@@ -113,8 +113,15 @@ class EngineClock:
         self.empty_at = max(self.empty_at, now) + booked / 1000
         return timing
 
+    def receive(self, booking: Booking, now: float) -> Timing:
+        """A prompt that is computed elsewhere: only the steps of its stream are of interest."""
+        return Timing(0.0, now, (0.0, 0.0, 0.0), booking.is_streamed)
+
     def computed(self, booking: Booking, timing: Timing, now: float) -> None:
         """Its first token, or the head of its answer. To be called before it counts as decoding."""
+        if booking.is_handed_over:
+            timing.last_token_at = now
+            self._calm_since = now
         if booking.request_id not in self._waiting:
             return
         if timing.is_streamed:

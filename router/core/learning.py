@@ -32,8 +32,10 @@ class Shape:
     and a wrong slope confirms itself (hits look cheap to miss, so they are missed).
     """
 
-    def __init__(self, prior: Vector) -> None:
+    def __init__(self, prior: Vector, memory: float = SHAPE_MEMORY) -> None:
+        """`memory`: what a sample still weighs after one more."""
         self._prior = prior
+        self._memory = memory
         self._gram = [[0.0] * 3 for _ in range(3)]  # of the regressors in units of the prior
         self._moment = [0.0] * 3
         self._num_samples = 0
@@ -44,8 +46,8 @@ class Shape:
         z = [p * value for p, value in zip(self._prior, x, strict=True)]
         for i, row in enumerate(self._gram):
             for j in range(3):
-                row[j] = row[j] * SHAPE_MEMORY + weight * z[i] * z[j]
-            self._moment[i] = self._moment[i] * SHAPE_MEMORY + weight * z[i] * y
+                row[j] = row[j] * self._memory + weight * z[i] * z[j]
+            self._moment[i] = self._moment[i] * self._memory + weight * z[i] * y
         self._num_samples += 1
         if self._num_samples <= SHAPE_SOLVED_ALWAYS or self._num_samples % SHAPE_SOLVED_EACH == 0:
             self._solve()

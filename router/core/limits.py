@@ -121,3 +121,22 @@ OBSERVED_STEP_WEIGHT = 0.02
 
 TIMES_KEPT_SECONDS = 1.0
 """For which a worker's coefficients stand while it shows nothing: they relax over a minute."""
+
+TRANSFER_PRIOR = (10.0, 0.01, 0.0)
+"""Milliseconds for a hand-over and for each token of it before any was seen: 128 KiB a token (an 8B model
+with grouped heads in 16 bits) over 100 Gbit/s. On the quick side: a slow network shows with the first
+hand-overs, but one that is never tried shows nothing."""
+
+TRANSFER_MEMORY = 0.9
+"""What a hand-over still weighs after one more. Samples are cut at a multiple of what is known, so that the
+first ones on a slow network say too little and must be forgotten soon."""
+
+TRANSFER_SAMPLE_MS = 20.0
+"""About what a hand-over takes besides its length: samples are weighed by it."""
+
+TRANSFER_SECONDS = 300.0
+"""After so long without hand-overs what they taught weighs a third."""
+
+STALL_WEIGHT = 0.1
+"""How much a millisecond of each stream that a prefill stalls weighs against one of the first token: the
+`balanced` goal of the latency policy."""

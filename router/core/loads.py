@@ -14,6 +14,7 @@ from indexer.byte_blocks import COVERED
 from policies.types import Slot
 from router.core.active_blocks import ActiveBlocks
 from router.core.outcome import Outcome
+from router.core.transfers import Received
 from router.core.usage import NOTHING_EXPECTED, Expectation
 
 
@@ -41,7 +42,8 @@ class Booking:
     block, when it is not full. `prefill_tokens`: prompt tokens
     that the worker has to compute, 0 once they are done; `queued_prefill_tokens`: these and what waited
     before them. `num_tokens`: of the whole prompt. `is_started`: its first token was seen. `is_computed`: so,
-    or taken to be. `was_alone`: until its first token the worker had no other request.
+    or taken to be. `was_alone`: until its first token the worker had no other request. `received`: of a
+    prompt that is computed by another worker, which has a booking of its own.
     """
 
     request_id: str
@@ -60,8 +62,14 @@ class Booking:
     is_started: bool = False
     is_computed: bool = False
     was_alone: bool = False
+    received: Received | None = None
     expectation: Expectation = NOTHING_EXPECTED
     timing: Timing | None = None
+
+    @property
+    def is_handed_over(self) -> bool:
+        """Whether another worker computes its prompt."""
+        return self.received is not None
 
     def leaves_its_prompt(self, outcome: Outcome) -> bool:
         """Whether the worker is taken to hold the prompt of an attempt that ended so.
@@ -69,7 +77,7 @@ class Booking:
         One that is not streamed shows nothing before its whole answer is there. When it was only its client
         that left, the forecast of its prefill stands.
         """
-        is_foretold = not self.is_streamed and self.prefill_tokens == 0
+        is_foretold = not self.is_streamed and not self.is_handed_over and self.prefill_tokens == 0
         return self.is_started or (is_foretold and outcome is Outcome.CLIENT_GONE)
 
 

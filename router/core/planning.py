@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from indexer.blocks import Unit
 from indexer.parity import Subject
@@ -17,14 +17,17 @@ from router.core.candidates import (
     Inputs,
     build_candidates,
     cached_tokens,
+    held_tokens,
     overlap_lost_tokens,
 )
+from router.core.disagg import Reason
 from router.core.loads import ActiveSequences, Booking
 from router.core.overlap import NO_OVERLAP, Beliefs
 from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.recent import ServedLast
 from router.core.timekeeper import Timekeeper
+from router.core.transfers import Received
 from router.core.usage import NO_SUBJECT, NOTHING_EXPECTED, Expectation, TokenRatio, expected_cached_tokens
 from router.core.workers import WorkerEntry, WorkerTable
 
@@ -41,10 +44,26 @@ class Plan:
     inputs: Inputs
     prefill_tokens: int
     expectation: Expectation
+    prefill: Plan | None = None
+    """Of the leg that computes the prompt elsewhere."""
+    transfer_after_ms: float = 0.0
+    """When that leg should be done, where that is foretold."""
+
+    def pair(self, leg: Plan) -> None:
+        """Its prompt is computed by that leg."""
+        self.prefill, self.decision.prefill = leg, leg.decision
+
+    def stay_local(self, now: float) -> None:
+        """No prefill worker has computed its prompt: its own worker does, from `now` on."""
+        self.prefill = self.decision.prefill = None
+        self.decision.now = now
+        if (verdict := self.decision.verdict) is not None:
+            self.decision.verdict = replace(verdict, is_remote=False, reason=Reason.PREFILL_FAILED)
 
     def booking(self, *, queued: int) -> Booking:
         """`queued`: prefill tokens that the worker has before this request."""
         demand = self.inputs.demands[self.entry.space]
+        prefill_tokens = 0 if self.prefill else self.prefill_tokens
         return Booking(
             request_id=self.decision.request_id,
             attempt=self.decision.attempt,
@@ -53,12 +72,21 @@ class Plan:
             chain=demand.chain,
             num_unshared_blocks=demand.num_unshared_blocks,
             tail_tokens=demand.tail_tokens,
-            prefill_tokens=self.prefill_tokens,
+            prefill_tokens=prefill_tokens,
             num_tokens=self.inputs.num_tokens,
-            queued_prefill_tokens=queued + self.prefill_tokens,
+            queued_prefill_tokens=queued + prefill_tokens,
             booked_at=self.decision.now,
             is_streamed=self.inputs.request.stream,
-            expectation=self.expectation,
+            expectation=replace(self.expectation, is_exact=False) if self.prefill else self.expectation,
+            received=self._received() if self.prefill is not None else None,
+        )
+
+    def _received(self) -> Received:
+        transfer = self.entry.worker.transfer
+        return Received(
+            tokens=self.inputs.num_tokens - held_tokens(self.inputs, self.entry.slot),
+            protocol=transfer.protocol if transfer else "",
+            began_at=self.decision.now + self.transfer_after_ms / 1000,
         )
 
 
@@ -80,15 +108,16 @@ class Planner:
         request: RoutingRequest,
         prompt: Prompt | None,
         *,
+        pool: Pool,
         policy: Policy,
         rng: random.Random,
         now: float,
-        exclude: Collection[WorkerId] = (),
         attempt: int = 0,
+        looks_up: bool = False,
     ) -> Plan:
-        """Raises NoWorkers."""
-        pool = self._workers.pool(request.model, exclude)
-        inputs = self._inputs(request, prompt, policy, pool, now)
+        """`looks_up`: what the candidates hold is wanted, whatever the policy reads."""
+        looks_up = looks_up or policy.needs.overlap
+        inputs = self._inputs(request, prompt, policy, pool, now, looks_up)
         candidates = build_candidates(
             inputs, self._loads, self._beliefs, lambda: self._find_served_last(prompt, pool)
         )
@@ -98,7 +127,13 @@ class Planner:
         return self._conclude(inputs, candidates, choice, attempt)
 
     def _inputs(
-        self, request: RoutingRequest, prompt: Prompt | None, policy: Policy, pool: Pool, now: float
+        self,
+        request: RoutingRequest,
+        prompt: Prompt | None,
+        policy: Policy,
+        pool: Pool,
+        now: float,
+        looks_up: bool,
     ) -> Inputs:
         byte_ratio = self.token_ratio(pool.row_spaces[0].base_model)
         token_ratio = byte_ratio if prompt and prompt.unit is Unit.BYTES else 1.0
@@ -112,9 +147,8 @@ class Planner:
             token_ratio=token_ratio,
             byte_ratio=byte_ratio,
             demands={space: Demand.of(prompt, space, policy.assumes_kv_reuse) for space in pool.spaces},
-            overlap=self._beliefs.match(prompt, pool, now=now)
-            if prompt and policy.needs.overlap
-            else NO_OVERLAP,
+            overlap=self._beliefs.match(prompt, pool, now=now) if prompt and looks_up else NO_OVERLAP,
+            is_looked_up=looks_up,
         )
 
     def _conclude(self, inputs: Inputs, candidates: Candidates, choice: Choice, attempt: int) -> Plan:
@@ -122,8 +156,8 @@ class Planner:
         expectation = self._expectation(inputs, entry)
         prefill_tokens, lost_tokens = inputs.num_tokens, 0
         if inputs.overlap.device or inputs.overlap.host or inputs.overlap.disk:
+            prefill_tokens = max(0, prefill_tokens - round(held_tokens(inputs, entry.slot)))
             cached = cached_tokens(candidates, inputs.policy.tier_weights)
-            prefill_tokens = max(0, prefill_tokens - round(cached[choice.row]))
             lost_tokens = overlap_lost_tokens(cached, choice.row)
         trust = self._beliefs.trust(entry.slot)
         decision = Decision(
@@ -159,7 +193,7 @@ class Planner:
         is_exact = (
             prompt.exact
             and prompt.unit is Unit.TOKENS
-            and inputs.policy.needs.overlap
+            and inputs.is_looked_up
             and (inputs.request.names_rank or entry.worker.dp_rank is None)
         )
         return Expectation(

@@ -4,10 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 
 from indexer.blocks import HashSpace
-from policies.types import Slot, Worker, WorkerId
+from policies.types import Role, Slot, Worker, WorkerId
 from router.core.limits import DEFAULT_BLOCK_TOKENS
+
+
+class Part(StrEnum):
+    """What of a request the candidates are asked to do."""
+
+    ANSWER = "answer"
+    """Decode, and have the prompt computed here or elsewhere."""
+    WHOLE = "whole"
+    """Decode, and compute the prompt too."""
+    PREFILL = "prefill"
+    """Compute the prompt and hand it over."""
+
+    def fits(self, worker: Worker) -> bool:
+        if self is Part.PREFILL:
+            return worker.role is Role.PREFILL
+        if worker.role is Role.DECODE:
+            return worker.prefills_alone or self is Part.ANSWER
+        return worker.role is Role.BOTH
 
 
 def hash_space_of(worker: Worker, hashing: str = "kvgate") -> HashSpace:

@@ -11,40 +11,40 @@ gone) have no effect, so every way out of a request may call `finish` without kn
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 
 from indexer.adapters import ADAPTERS, Adapter
-from indexer.blocks import HashSpace
-from indexer.feed import KvFeed
 from indexer.limits import INDEX_BYTES
-from indexer.parity import Check, ParityState, Subject
-from indexer.parity import Outcome as ParityOutcome
 from policies.base import Needs, Policy
-from policies.types import Decision, RoutingRequest, Slot, Worker, WorkerId
-from router.core.catalogue import Resolution
+from policies.types import Decision, Role, RoutingRequest, Slot, WorkerId
 from router.core.counters import CacheTotals
-from router.core.health import HealthSign
+from router.core.disagg import DisaggRules, Mode
+from router.core.fleet_state import FleetState
 from router.core.limits import EXPIRY_INTERVAL_SECONDS, SWEEP_INTERVAL_SECONDS
-from router.core.loads import ActiveSequences, Booking
+from router.core.loads import Booking
 from router.core.outcome import Outcome
-from router.core.overlap import Beliefs
-from router.core.parity import ParityChecks
-from router.core.planning import Plan, Planner
+from router.core.pairing import LEG_SUFFIX, Asked, Pairing
+from router.core.planning import Plan
+from router.core.pool_policies import PolicyPool, PoolPolicies
 from router.core.prefill import PrefillReleases
 from router.core.prompt import Prompt
 from router.core.recent import RecentDecisions
-from router.core.timekeeper import Timekeeper
+from router.core.reports import Reports
+from router.core.transfers import Received, TransferTimes
 from router.core.usage import CachedTokens
-from router.core.workers import WorkerChanges, WorkerEntry, WorkerTable, WorkerView
+from router.core.workers import WorkerEntry
 
 
-class RoutingCore:
+class RoutingCore(FleetState):
     """The gateway's mind. One object per process."""
 
     def __init__(
         self,
         *,
         policy: Policy,
+        prefill_policy: Policy | None = None,
+        decode_policy: Policy | None = None,
+        disagg: DisaggRules = DisaggRules(),  # noqa: B008 - immutable
         predicted_ttl: float = 120.0,
         bridge_ttl: float = 5.0,
         index_bytes: int = INDEX_BYTES,
@@ -52,164 +52,56 @@ class RoutingCore:
         hashing: str = "kvgate",
         adapters: Mapping[str, Adapter] = ADAPTERS,
     ) -> None:
-        """`predicted_ttl`, `bridge_ttl`: seconds for which own decisions are believed; see `overlap`.
-        `hashing`: how blocks are hashed, a row of `indexer.blocks.HASHINGS`. `index_bytes`: how
-        much memory the exact index may take. `adapters`: by engine, who reads its KV events."""
-        self.policy = policy
+        """`policy` is also that of pools without one of their own. `disagg`: where prompts are computed in
+        fleets with such pools. `predicted_ttl`, `bridge_ttl`: seconds for which own decisions are
+        believed; see `overlap`. `hashing`: how blocks are hashed, a row of `indexer.blocks.HASHINGS`.
+        `index_bytes`: how much memory the exact index may take. `adapters`: by engine, who reads its KV
+        events."""
+        self.policies = PoolPolicies(
+            policy, prefill=prefill_policy, decode=decode_policy, needs_overlap=disagg.needs_overlap
+        )
         self._rng = random.Random(seed)
-        self._beliefs = Beliefs(
+        super().__init__(
             predicted_ttl=predicted_ttl,
             bridge_ttl=bridge_ttl,
-            hashing=hashing,
             index_bytes=index_bytes,
+            hashing=hashing,
             adapters=adapters,
         )
-        self._parity = ParityChecks(self._beliefs.feed)
-        self._workers = WorkerTable(self._beliefs.is_free, hashing)
-        self._loads = ActiveSequences()
         self._releases = PrefillReleases(self._loads)
-        self._timekeeper = Timekeeper(self._loads)
-        self._planner = Planner(self._workers, self._loads, self._beliefs, self._timekeeper)
+        self._transfers = TransferTimes()
+        self._pairing = Pairing(
+            self._planner,
+            self._workers,
+            self._loads,
+            self._timekeeper,
+            self._transfers,
+            self.policies,
+            disagg,
+        )
+        self._keeps_times = disagg.mode is Mode.AUTO
+        self._reports = Reports(self._workers, self._loads, self._beliefs, self._parity, self._planner)
+        self._paired: dict[str, Plan] = {}
+        """Requests whose prompt is being computed elsewhere."""
         self._decisions = RecentDecisions()
 
     @property
-    def feed(self) -> KvFeed:
-        """Where the shell puts the workers' KV events."""
-        return self._beliefs.feed
+    def policy(self) -> Policy:
+        """Where a model has no pools."""
+        return self.policies.policy
 
     @property
     def needs(self) -> Needs:
-        """What the policy in force reads: without `overlap` a prompt need not be prepared at all."""
-        return self.policy.needs
+        """What is read of requests: without `overlap` a prompt need not be prepared at all."""
+        return self.policies.pooled_needs if self._workers.has_pools else self.policies.policy.needs
 
-    def set_policy(self, policy: Policy) -> None:
-        """From the next request on; what is in flight stays booked."""
-        self.policy = policy
+    def set_policy(self, policy: Policy, pool: PolicyPool | None = None) -> None:
+        """From the next request on; what is in flight stays booked. See PoolPolicies."""
+        self.policies.set(policy, pool)
 
-    # Workers
-
-    def reconcile(self, workers: Sequence[Worker], *, now: float) -> WorkerChanges:
-        """Makes the fleet exactly these workers. What goes takes its index and its bookings along.
-
-        Two workers of one id raise ValueError.
-        """
-        changes, gone, new = self._workers.reconcile(workers)
-        for entry in gone:
-            self._beliefs.remove(entry.slot)
-            self._loads.remove_worker(entry.slot)
-            self._timekeeper.remove_worker(entry.slot)
-            self._parity.remove(entry.slot)
-        for entry in new:
-            self._beliefs.add(entry.slot, entry.worker)
-            self._loads.add_worker(entry.slot)
-            self._timekeeper.add_worker(entry.slot, entry.worker)
-            self._parity.add(entry.slot, entry.worker, entry.space)
-        self._planner.keep_ratios_of({worker.base_model for worker in workers})
-        return changes
-
-    def observe_health(self, worker_id: WorkerId, sign: HealthSign, *, now: float) -> None:
-        """No effect for a worker that has left."""
-        entry = self._workers.observe(worker_id, sign)
-        if entry and sign is HealthSign.RESTARTED:
-            self._beliefs.forget_predictions(entry.slot)
-            self._parity.restarted(entry.slot)
-            self._workers.set_asleep(worker_id, False)
-
-    def adopt_layout(self, worker_id: WorkerId) -> HashSpace | None:
-        """Match a worker by blocks such as its events show, when they are not those that were believed.
-
-        What its events have taught stays. Returns the space that it leaves, None when nothing changes.
-        """
-        entry = self._workers.get(worker_id)
-        layout = self.feed.layout(entry.slot) if entry else None
-        if entry is None or layout is None:
-            return None
-        former = entry.space
-        space = former._replace(block_tokens=layout.block_tokens, lookahead_tokens=layout.lookahead_tokens)
-        if space == former:
-            return None
-        self._beliefs.expect(entry.slot, layout)
-        self._loads.recut(entry.slot, former.block_tokens, space.block_tokens)
-        self._workers.move(entry, space)
-        self._timekeeper.set_capacity(entry.slot, entry.worker.num_blocks, space.block_tokens)
-        self._parity.moved(entry.slot, space)
-        return former
-
-    def refuse_events(self, worker_id: WorkerId, reason: str) -> None:
-        """A publishing worker's event endpoint can't be opened: it is predicted. "" once it is open."""
-        if (entry := self._workers.get(worker_id)) and self._beliefs.has_events(entry.slot):
-            self._beliefs.refuse(entry.slot, reason)
-
-    def set_draining(self, worker_id: WorkerId, draining: bool, *, now: float) -> None:
-        """A draining worker finishes what it has and gets nothing new."""
-        self._workers.set_draining(worker_id, draining)
-
-    def set_asleep(self, worker_id: WorkerId, asleep: bool, *, now: float) -> None:
-        """A sleeping worker gets nothing; its engine would refuse it."""
-        self._workers.set_asleep(worker_id, asleep)
-
-    def cache_emptied(self, worker_id: WorkerId) -> None:
-        """Its engine has confirmed that its cache is empty, which its events tell only with its next step."""
-        if entry := self._workers.get(worker_id):
-            self._beliefs.forget_predictions(entry.slot)
-            self._beliefs.feed.reset(entry.slot)
-
-    def observe_tokens(self, worker_id: WorkerId, model: str, outcome: ParityOutcome, note: str = "") -> None:
-        """What came of comparing the worker's tokens of a probe with ours; no effect for one that has
-        left."""
-        if entry := self._workers.get(worker_id):
-            subject = Subject(model, self._workers.catalogue.adapter_of(model))
-            self._parity.state(entry.slot).note(Check.TOKENS, subject, outcome, note)
-
-    def parity(self, worker_id: WorkerId) -> ParityState | None:
-        """What was found of the worker so far; None for one that has left."""
-        entry = self._workers.get(worker_id)
-        return self._parity.state(entry.slot) if entry else None
-
-    def workers(self) -> list[WorkerView]:
-        return [self._view(entry) for entry in self._workers]
-
-    def worker(self, worker_id: WorkerId) -> WorkerView | None:
-        entry = self._workers.get(worker_id)
-        return self._view(entry) if entry else None
-
-    def slot_of(self, worker_id: WorkerId) -> Slot | None:
-        entry = self._workers.get(worker_id)
-        return entry.slot if entry else None
-
-    def _view(self, entry: WorkerEntry) -> WorkerView:
-        slot, booked = entry.slot, self._loads.of_worker(entry.slot)
-        return WorkerView(
-            worker=entry.worker,
-            slot=slot,
-            health=entry.health,
-            draining=entry.draining,
-            asleep=entry.asleep,
-            trust=self._beliefs.trust(slot),
-            space=entry.space,
-            num_active_requests=len(booked.bookings),
-            active_prefill_tokens=booked.prefill_tokens,
-            active_decode_blocks=self._loads.num_blocks(
-                slot, self._planner.token_ratio(entry.space.base_model)
-            ),
-            active_output_tokens=booked.output_tokens,
-            num_index_blocks=self._beliefs.num_index_blocks(slot),
-            num_predicted_blocks=self._beliefs.num_predicted_blocks(slot),
-        )
-
-    # Models
-
-    def models(self) -> tuple[str, ...]:
-        """Every name that a worker answers to, sorted."""
-        return self._workers.catalogue.names
-
-    def resolve(self, model: str | None) -> Resolution:
-        """What a request's model means. Raises NoWorkers, ModelRequired or UnknownModel."""
-        return self._workers.catalogue.resolve(model)
-
-    def hash_spaces(self, model: str) -> list[HashSpace]:
-        """The spaces in which a prompt for this model must be hashed; one for each distinct block size."""
-        return self._workers.hash_spaces(model)
+    def can_serve(self) -> bool:
+        """Whether some request could be answered now."""
+        return self._pairing.can_serve()
 
     # Requests
 
@@ -222,31 +114,33 @@ class RoutingCore:
         exclude: Collection[WorkerId] = (),
         attempt: int = 0,
     ) -> Decision:
-        """Chooses a worker and books the request on it.
+        """Chooses a worker and books the request on it; or two, when its prompt is computed apart.
 
         `exclude`: workers that earlier attempts have tried. Raises NoWorkers when no worker can take it, and
         ValueError when the request is booked already.
         """
         if self._loads.get(request.id):
             raise ValueError(f"request {request.id} is booked already")
-        plan = self._planner.plan(
-            request, prompt, policy=self.policy, rng=self._rng, now=now, exclude=exclude, attempt=attempt
-        )
+        plan = self._pairing.plan(Asked(request, prompt, self._rng, now, exclude, attempt))
         self._carry_out(plan)
+        if plan.prefill is not None:
+            self._carry_out(plan.prefill)
+            self._paired[request.id] = plan
+        self._decisions.add(plan.decision)
         return plan.decision
 
     def preview(self, request: RoutingRequest, prompt: Prompt | None, *, now: float) -> Decision:
         """What `route` would decide now. Leaves no trace: no booking, no belief, no turn, no draw."""
         rng = random.Random()
         rng.setstate(self._rng.getstate())
-        return self._planner.plan(request, prompt, policy=self.policy, rng=rng, now=now).decision
+        return self._pairing.plan(Asked(request, prompt, rng, now)).decision
 
     def _carry_out(self, plan: Plan) -> None:
         entry, decision = plan.entry, plan.decision
         booking = plan.booking(queued=self._loads.prefill_tokens(entry.slot))
         # Alone means: nothing of another request can have touched the worker's cache in between.
         entry.sole = None if self._loads.num_requests(entry.slot) else booking
-        if self.policy.needs.times:
+        if self._keeps_times or plan.inputs.policy.needs.times:
             self._timekeeper.book(booking, decision.now)
         self._loads.book(booking)
         entry.lone.booked(booking)
@@ -255,15 +149,74 @@ class RoutingCore:
             self._releases.schedule(booking, decision.now + seconds)
         if prompt := plan.inputs.prompt:
             self._beliefs.believe(entry.slot, prompt, entry.space, plan.inputs.overlap, now=decision.now)
-            self._planner.served_last.note(prompt.chains.get(entry.space, ()), entry.worker.id)
+            if entry.worker.role is not Role.PREFILL:  # one memory of prefixes, that of who answers
+                self._planner.served_last.note(prompt.chains.get(entry.space, ()), entry.worker.id)
             self._parity.dispatched(booking, prompt, now=decision.now)
-        self.policy.placed(entry.worker)
-        self._decisions.add(decision)
+        plan.inputs.policy.placed(entry.worker)
 
     def first_token(self, request_id: str, *, now: float, attempt: int | None = None) -> None:
         """The answer has begun (not streamed: its head came), so the prompt is computed. Again: no effect."""
         if booking := self._loads.get(request_id, attempt):
             self._start(booking, now)
+            if request_id in self._paired:  # both legs run at once: what is decoded is computed
+                self.prefill_answered(request_id, now=now)
+
+    def prefill_answered(
+        self,
+        request_id: str,
+        *,
+        now: float,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+    ) -> CachedTokens | None:
+        """The leg that computes the prompt is done, with that usage; no effect when there is none.
+
+        Returns what `observe_usage` does, for the prefill worker.
+        """
+        if self._paired.pop(request_id, None) is None:
+            return None
+        booking = self._loads.get(request_id)
+        if booking is not None and booking.received is not None:
+            booking.received.began_at = now
+        leg_id = request_id + LEG_SUFFIX
+        self.first_token(leg_id, now=now)
+        cached = (
+            self.observe_usage(leg_id, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, now=now)
+            if prompt_tokens is not None
+            else None
+        )
+        self.finish(leg_id, Outcome.DONE, now=now)
+        return cached
+
+    def prefill_failed(
+        self, request_id: str, outcome: Outcome, *, now: float, exclude: Collection[WorkerId]
+    ) -> Decision | None:
+        """The leg that computes the prompt has failed; nothing that rests on it went to the decode worker.
+
+        Returns the decision for another prefill worker, booked, or None: the decode worker computes the
+        prompt itself, and is booked for that. `exclude`: prefill workers that were tried. Raises NoWorkers
+        when there is neither way.
+        """
+        plan = self._paired.pop(request_id, None)
+        self.finish(request_id + LEG_SUFFIX, outcome, now=now)
+        booking = self._loads.get(request_id)
+        if plan is None or booking is None:
+            return None
+        leg = self._pairing.plan_leg(plan, rng=self._rng, now=now, exclude=exclude)
+        if leg is not None:
+            plan.pair(leg)
+            self._carry_out(leg)
+            self._paired[request_id] = plan
+            return leg.decision
+        self._pairing.require_fallback(plan)
+        self._take_back(booking, plan, now)
+        return None
+
+    def _take_back(self, booking: Booking, plan: Plan, now: float) -> None:
+        """The decode worker computes the prompt after all."""
+        self._loads.free(booking)
+        plan.stay_local(now)
+        self._carry_out(plan)
 
     def _start(self, booking: Booking, now: float) -> None:
         if booking.is_started:
@@ -271,11 +224,18 @@ class RoutingCore:
         booking.is_started = True
         entry = self._workers.of_slot(booking.slot)
         booking.was_alone = entry.sole is booking
-        if booking.is_streamed:
+        if booking.received is not None:
+            self._observe_transfer(booking.slot, booking.received, now)
+        elif booking.is_streamed:
             entry.speed.observe(booking.queued_prefill_tokens, now - booking.booked_at)
         self._timekeeper.computed(booking, now)
         self._loads.release_prefill(booking)
         self._beliefs.confirm(booking.slot, booking.unit, booking.expectation.chain)
+
+    def _observe_transfer(self, slot: Slot, received: Received, now: float) -> None:
+        if self._keeps_times:
+            step_ms = self._timekeeper.of_worker(slot, now).step_ms
+            self._transfers.observe(received, step_ms, now)
 
     def output_tokens(self, request_id: str, n: int, *, now: float) -> None:
         """`n` more tokens were generated; the first of them ends the prefill."""
@@ -298,50 +258,24 @@ class RoutingCore:
         booking = self._loads.get(request_id)
         if booking is None:
             return None
-        entry = self._workers.of_slot(booking.slot)
-        self._planner.observe_prompt_tokens(entry.space.base_model, booking, prompt_tokens)
-        if cached_tokens is not None:
-            entry.reports_cached_tokens = True
-        if not booking.expectation.is_exact:
-            return None
-        if not entry.reports_cached_tokens:
-            self._parity.not_reported(booking)
-            return None
-        reported = cached_tokens or 0  # engines that report leave the number out when it is 0
-        self._compare(booking, entry, reported, now)
-        return CachedTokens(booking.expectation.cached_tokens, reported)
+        return self._reports.usage(booking, prompt_tokens, cached_tokens, now)
 
     def observe_cache_totals(
         self, worker_id: WorkerId, totals: CacheTotals, *, asked_at: float, now: float
     ) -> None:
         """The engine's totals, asked for at `asked_at`. Where its answers do not tell how much was cached,
         they do for a request that was alone."""
-        entry = self._workers.get(worker_id)
-        if entry is None:
-            return
-        num_active = self._loads.num_requests(entry.slot)
-        found = entry.lone.read(totals, num_active=num_active, asked_at=asked_at)
-        if found is None or entry.reports_cached_tokens:
-            return
-        booking, cached_tokens = found
-        if booking.expectation.is_exact:
-            self._compare(booking, entry, cached_tokens, now)
-
-    def _compare(self, booking: Booking, entry: WorkerEntry, reported: int, now: float) -> None:
-        """Expected against reported: what was claimed too much is withdrawn, what was missed is learnt."""
-        slot, expectation, block_tokens = entry.slot, booking.expectation, entry.space.block_tokens
-        was_alone = booking.was_alone or entry.sole is booking
-        self._parity.reported(booking, reported, was_alone=was_alone)
-        if was_alone and reported < expectation.cached_tokens:
-            self._beliefs.withdraw(slot, expectation, block_tokens, reported, now=now)
-        if reported > expectation.exact_blocks * block_tokens and self._parity.may_learn(booking):
-            self.feed.learn(slot, expectation.chain[: reported // block_tokens])
+        if entry := self._workers.get(worker_id):
+            self._reports.cache_totals(entry, totals, asked_at, now)
 
     def finish(self, request_id: str, outcome: Outcome, *, now: float, attempt: int | None = None) -> None:
         """Frees all that is booked for the request, exactly once. `attempt`: only if that one is active.
 
         An attempt that ended before its answer began leaves no belief behind that its prompt is held.
         """
+        if request_id in self._paired:
+            del self._paired[request_id]
+            self.finish(request_id + LEG_SUFFIX, outcome, now=now)
         booking = self._loads.get(request_id, attempt)
         if booking is None:
             return

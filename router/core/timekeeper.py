@@ -20,6 +20,7 @@ from router.core.limits import (
 )
 from router.core.loads import ActiveSequences, Booking
 from router.core.pools import Pool
+from router.core.transfers import WorkerTimes
 
 
 @dataclass(slots=True)
@@ -106,9 +107,22 @@ class Timekeeper:
             batched_tokens=BATCHED_TOKENS,
         )
 
+    def of_worker(self, slot: Slot, now: float) -> WorkerTimes:
+        """One worker by itself."""
+        clock = self._clocks[slot]
+        clock.refresh(now)
+        loads = clock.loads
+        return WorkerTimes(
+            clock.wait_ms(now), clock.prefill, clock.step, loads.num_decoding, loads.decoding_tokens
+        )
+
     def book(self, booking: Booking, now: float) -> None:
         """A request is sent. To be called before it counts among the loads."""
-        booking.timing = self._clocks[booking.slot].book(booking, now)
+        clock = self._clocks[booking.slot]
+        if booking.is_handed_over:  # it joins no queue, and counts as an arrival where its prompt is computed
+            booking.timing = clock.receive(booking, now)
+            return
+        booking.timing = clock.book(booking, now)
         self._fleet_of[booking.slot].arrivals.add(now)
 
     def computed(self, booking: Booking, now: float) -> None:

@@ -11,16 +11,17 @@ from typing import TypeVar
 
 from indexer.blocks import HashSpace
 from indexer.trust import Trust
-from policies.types import Slot, Worker, WorkerId
+from policies.types import Role, Slot, Worker, WorkerId
 from router.core.catalogue import Catalogue
 from router.core.counters import LoneRequests
 from router.core.health import NEXT_HEALTH, Health, HealthSign
 from router.core.limits import POOLS_KEPT
 from router.core.loads import Booking
-from router.core.pools import Pool, hash_space_of
+from router.core.pools import Part, Pool, hash_space_of
 from router.core.prefill import PrefillSpeed
 from router.errors import NoWorkers
 
+_K = TypeVar("_K")
 _T = TypeVar("_T")
 
 
@@ -86,6 +87,11 @@ class WorkerEntry:
     reports_cached_tokens: bool = False
     lone: LoneRequests = field(default_factory=LoneRequests)
 
+    @property
+    def is_up(self) -> bool:
+        """Whether it may be chosen without need."""
+        return self.health is Health.HEALTHY and not self.draining and not self.asleep
+
 
 class WorkerTable:
     """Workers by id. `slot_is_free` tells whether nothing remembers a slot's former worker any more."""
@@ -95,9 +101,12 @@ class WorkerTable:
         self._slot_is_free = slot_is_free
         self._entries: dict[WorkerId, WorkerEntry] = {}
         self._by_slot: dict[Slot, WorkerEntry] = {}
-        self._pools: dict[str, Pool] = {}
+        self._pools: dict[tuple[str, Part], Pool] = {}
+        self._prefill_pools: dict[tuple[str, str], Pool | None] = {}
         self._spaces: dict[str, list[HashSpace]] = {}
         self.catalogue = Catalogue(())
+        self.has_pools = False
+        """Whether some worker does only a part of its requests."""
 
     def __iter__(self) -> Iterator[WorkerEntry]:
         return iter(self._entries.values())
@@ -120,9 +129,10 @@ class WorkerTable:
             del self._entries[entry.worker.id], self._by_slot[entry.slot]
         changed = [worker for worker in wanted.values() if self._update(worker)]
         new = [self._add(worker) for worker in wanted.values() if worker.id not in self._entries]
-        self._pools.clear()
+        self._forget_pools()
         self._spaces.clear()
         self.catalogue = Catalogue(wanted.values())
+        self.has_pools = any(worker.role is not Role.BOTH for worker in wanted.values())
         removed = tuple(entry.worker for entry in gone)
         added = tuple(entry.worker for entry in new)
         return WorkerChanges(added, tuple(changed), removed), gone, new
@@ -147,25 +157,25 @@ class WorkerTable:
         entry = self._entries.get(worker_id)
         if entry and (health := NEXT_HEALTH[entry.health, sign]) is not entry.health:
             entry.health = health
-            self._pools.clear()
+            self._forget_pools()
         return entry
 
     def set_draining(self, worker_id: WorkerId, draining: bool) -> None:
         if entry := self._entries.get(worker_id):
             entry.draining = draining
-            self._pools.clear()
+            self._forget_pools()
 
     def move(self, entry: WorkerEntry, space: HashSpace) -> None:
         """From now on its blocks are matched in that space."""
         entry.space = space
-        self._pools.clear()
+        self._forget_pools()
         self._spaces.clear()
 
     def set_asleep(self, worker_id: WorkerId, asleep: bool) -> None:
         entry = self._entries.get(worker_id)
         if entry and entry.asleep is not asleep:
             entry.asleep = asleep
-            self._pools.clear()
+            self._forget_pools()
 
     def hash_spaces(self, model: str) -> list[HashSpace]:
         """The distinct spaces of all workers that serve the model, the finest blocks first."""
@@ -177,29 +187,51 @@ class WorkerTable:
             _keep(self._spaces, model, spaces)
         return spaces
 
-    def pool(self, model: str, exclude: Collection[WorkerId] = ()) -> Pool:
-        """The candidates for the model. Raises NoWorkers, in words that say why there are none."""
+    def pool(self, model: str, exclude: Collection[WorkerId] = (), part: Part = Part.ANSWER) -> Pool:
+        """The candidates for that part of requests for the model. Raises NoWorkers, in words that say why
+        there are none."""
         if exclude:
-            return self._build_pool(model, exclude)
-        if (pool := self._pools.get(model)) is None:
-            pool = self._build_pool(model, ())
-            _keep(self._pools, model, pool)
+            return self._build_pool(model, exclude, part)
+        if (pool := self._pools.get((model, part))) is None:
+            pool = self._build_pool(model, (), part)
+            _keep(self._pools, (model, part), pool)
         return pool
 
-    def _build_pool(self, model: str, exclude: Collection[WorkerId]) -> Pool:
+    def prefill_pool(self, model: str, protocol: str, exclude: Collection[WorkerId] = ()) -> Pool | None:
+        """The prefill workers that hand over as `protocol` says; None when there is none that is healthy: a
+        prompt has other ways than to try one that is suspect."""
+        if exclude:
+            return self._build_prefill_pool(model, protocol, exclude)
+        key = (model, protocol)
+        if key not in self._prefill_pools:
+            _keep(self._prefill_pools, key, self._build_prefill_pool(model, protocol, ()))
+        return self._prefill_pools[key]
+
+    def _forget_pools(self) -> None:
+        self._pools.clear()
+        self._prefill_pools.clear()
+
+    def _build_pool(self, model: str, exclude: Collection[WorkerId], part: Part) -> Pool:
         serving = [entry for entry in self if entry.worker.serves(model)]
-        open_to_new = [
-            entry
-            for entry in serving
-            if not entry.draining and not entry.asleep and entry.worker.id not in exclude
-        ]
+        open_to_new = [entry for entry in serving if _takes_new(entry, exclude) and part.fits(entry.worker)]
         healthy = [entry for entry in open_to_new if entry.health is Health.HEALTHY]
         # Suspicion is a guess: when it falls on all of them, trying one beats refusing the request.
         members = healthy or open_to_new
         if not members:
-            raise NoWorkers(_why_none(model, serving, exclude))
-        reference = min(entry.space.block_tokens for entry in serving)
-        return Pool.of(((entry.worker, entry.slot, entry.space) for entry in members), block_tokens=reference)
+            raise NoWorkers(_why_none(model, serving, exclude, part))
+        return _pool_of(members, serving)
+
+    def _build_prefill_pool(self, model: str, protocol: str, exclude: Collection[WorkerId]) -> Pool | None:
+        serving = [entry for entry in self if entry.worker.serves(model)]
+        members = [
+            entry
+            for entry in serving
+            if entry.is_up
+            and entry.worker.id not in exclude
+            and Part.PREFILL.fits(entry.worker)
+            and _hands_over(entry.worker, protocol)
+        ]
+        return _pool_of(members, serving) if members else None
 
     def check(self) -> None:
         """Asserts that slots and entries agree."""
@@ -207,10 +239,23 @@ class WorkerTable:
         assert all(worker_id == entry.worker.id for worker_id, entry in self._entries.items())
 
 
-def _keep(made: dict[str, _T], model: str, value: _T) -> None:
+def _takes_new(entry: WorkerEntry, exclude: Collection[WorkerId]) -> bool:
+    return not entry.draining and not entry.asleep and entry.worker.id not in exclude
+
+
+def _hands_over(worker: Worker, protocol: str) -> bool:
+    return worker.transfer is not None and worker.transfer.protocol == protocol
+
+
+def _pool_of(members: Sequence[WorkerEntry], serving: Sequence[WorkerEntry]) -> Pool:
+    reference = min(entry.space.block_tokens for entry in serving)
+    return Pool.of(((entry.worker, entry.slot, entry.space) for entry in members), block_tokens=reference)
+
+
+def _keep(made: dict[_K, _T], key: _K, value: _T) -> None:
     if len(made) >= POOLS_KEPT:
         made.clear()
-    made[model] = value
+    made[key] = value
 
 
 def _same_cache(known: Worker, now: Worker | None) -> bool:
@@ -230,13 +275,22 @@ def _cache_identity(worker: Worker) -> tuple[object, ...]:
     )
 
 
-def _why_none(model: str, serving: Sequence[WorkerEntry], exclude: Collection[WorkerId]) -> str:
+def _why_none(model: str, serving: Sequence[WorkerEntry], exclude: Collection[WorkerId], part: Part) -> str:
     if not serving:
         return f"No worker serves the model '{model}'"
-    draining = sum(entry.draining for entry in serving)
-    asleep = sum(entry.asleep for entry in serving)
-    tried = sum(entry.worker.id in exclude for entry in serving)
+    fitting = [entry for entry in serving if part.fits(entry.worker)]
+    if not fitting:
+        return f"No worker can take a request for the model '{model}': {_LACKING[part]}"
+    draining = sum(entry.draining for entry in fitting)
+    asleep = sum(entry.asleep for entry in fitting)
+    tried = sum(entry.worker.id in exclude for entry in fitting)
     return (
-        f"No worker can take a request for the model '{model}': of {len(serving)}, "
+        f"No worker can take a request for the model '{model}': of {len(fitting)}, "
         f"{draining} draining, {asleep} asleep, {tried} tried already"
     )
+
+
+_LACKING = {
+    Part.ANSWER: "it has prefill workers only, and needs one that decodes",
+    Part.WHOLE: "its decode workers compute no prompts, and no prefill worker can be asked for this one",
+}

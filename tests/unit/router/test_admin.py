@@ -330,6 +330,19 @@ async def test_the_policy_changes_while_running(client, core):
     assert core.policy.name == "random"
 
 
+async def test_each_pool_may_have_a_policy_of_its_own(client, core):
+    body = {"policy": "round_robin", "pool": "prefill"}
+    shown = await ok(await client.put("/policy", json=body))
+    assert shown["policy"] == "kv"
+    assert {pool: each["policy"] for pool, each in shown["pools"].items()} == {
+        "prefill": "round_robin",
+        "decode": "kv",
+    }
+    assert core.policies.prefill.name == "round_robin"
+    refused = await error(await client.put("/policy", json={"policy": "kv", "pool": "both"}), 400)
+    assert refused["message"] == "pool must be one of prefill, decode, not 'both'"
+
+
 async def test_a_policy_is_taken_and_shown_as_it_is_written_on_the_command_line(client):
     changed = await ok(
         await client.put(

@@ -223,10 +223,11 @@ class Room:
         self.policy = First()
         self.policy.tier_weights = tier_weights
 
-    def plan(self, prompt, request_id="r", **options):
+    def plan(self, prompt, request_id="r", exclude=(), **options):
         return self.planner.plan(
             request(request_id),
             prompt,
+            pool=self.workers.pool(MODEL, exclude),
             policy=self.policy,
             rng=random.Random(0),
             now=0.0,
