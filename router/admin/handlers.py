@@ -225,7 +225,7 @@ def _pool(value: object) -> PolicyPool | None:
         return None
     if value not in tuple(PolicyPool):
         raise BadRequest(f"pool must be one of {', '.join(PolicyPool)}, not {value!r}", param="pool")
-    return PolicyPool(value)
+    return PolicyPool(str(value))
 
 
 def _shown(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:

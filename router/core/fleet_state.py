@@ -58,6 +58,11 @@ class FleetState:
         """Whether some worker does only a part of its requests."""
         return self._workers.has_pools
 
+    @property
+    def hand_over_protocols(self) -> frozenset[str]:
+        """By which prefill workers hand over, and decode workers receive."""
+        return self._workers.protocols
+
     # Workers
 
     def reconcile(self, workers: Sequence[Worker], *, now: float) -> WorkerChanges:

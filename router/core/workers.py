@@ -107,6 +107,8 @@ class WorkerTable:
         self.catalogue = Catalogue(())
         self.has_pools = False
         """Whether some worker does only a part of its requests."""
+        self.protocols: frozenset[str] = frozenset()
+        """By which workers hand over or receive."""
 
     def __iter__(self) -> Iterator[WorkerEntry]:
         return iter(self._entries.values())
@@ -133,6 +135,8 @@ class WorkerTable:
         self._spaces.clear()
         self.catalogue = Catalogue(wanted.values())
         self.has_pools = any(worker.role is not Role.BOTH for worker in wanted.values())
+        transfers = (worker.transfer for worker in wanted.values() if worker.role is not Role.BOTH)
+        self.protocols = frozenset(transfer.protocol for transfer in transfers if transfer is not None)
         removed = tuple(entry.worker for entry in gone)
         added = tuple(entry.worker for entry in new)
         return WorkerChanges(added, tuple(changed), removed), gone, new

@@ -2,40 +2,42 @@
 
 from __future__ import annotations
 
-import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
+
 from policies.types import Worker
 from router.wire.endpoints import Endpoint
-from router.wire.openai import ParsedBody
+from router.worker_address import WorkerAddress
 
 
 @dataclass(slots=True, kw_only=True)
 class HandOver:
     """A request on its way to two workers.
 
-    `request_id`: unique among all requests of all gateways, in which the client's own may be found.
-    `engine_id`: of the prefill worker's engine, where the protocol has one asked for. Chance is for numbers
-    that join the legs; they must not repeat among requests in flight.
+    `members`: those of its body. `request_id`: unique among all requests of all gateways, in which the
+    client's own may be found. `number`: drawn anew from 0 to 2^63 - 1, for joining the legs. `engine_id`: of
+    the prefill worker's engine, where the protocol has one asked for.
     """
 
     body: bytes
-    parsed: ParsedBody
+    members: Mapping[str, msgspec.Raw]
     endpoint: Endpoint
     request_id: bytes
     prefill: Worker
     decode: Worker
-    rng: random.Random
-    engine_id: str | None = None
+    number: int
+    engine_id: str = ""
 
 
 @dataclass(slots=True)
 class Leg:
-    """What one worker is sent. `lines`: header lines, `x-request-id` among them, each with its end."""
+    """What one worker is sent. `request_id`: its `x-request-id`."""
 
     body: bytes
-    lines: bytes
+    request_id: bytes
 
 
 class IncompleteAnswer(Exception):
@@ -50,10 +52,21 @@ class HandOverProtocol(Protocol):
     """Both legs leave at once; otherwise the decode leg waits for the whole answer of the prefill leg."""
 
     asks_engine_id: bool
-    """HandOver.engine_id is to be asked of the prefill worker's bootstrap server before."""
+    """HandOver.engine_id is asked of the prefill worker's bootstrap server before."""
+
+    takes_batches: bool
+    """Several prompts in one request can be handed over together."""
 
     def prefill_leg(self, hand_over: HandOver) -> Leg: ...
 
     def decode_leg(self, hand_over: HandOver, answer: bytes) -> Leg:
         """`answer`: the prefill worker's; empty for concurrent legs. Raises IncompleteAnswer."""
         ...
+
+
+def transfer_host(worker: Worker) -> str:
+    """Where the other side reaches a worker's bootstrap server or KV socket; IPv6 in brackets."""
+    transfer = worker.transfer
+    if transfer is not None and transfer.host:
+        return transfer.host
+    return WorkerAddress.parse(worker.url).bracketed_host
