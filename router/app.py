@@ -17,7 +17,8 @@ from aiohttp import web
 
 from indexer.http_listener import Site
 from indexer.warm_start import SnapshotFile, WarmStart
-from policies import make_policy
+from policies import make_policy, parse_policy
+from policies.base import Policy
 from router.admin import build_admin_app
 from router.cli import USAGE_ERROR
 from router.config import Settings, in_brackets, load_or_exit
@@ -25,6 +26,7 @@ from router.core.routing import RoutingCore
 from router.dialing import Dialer
 from router.discovery import StaticSource, WorkerSpec, expand_workers
 from router.engines import WorkerSessions
+from router.engines.bootstrap import BootstrapServers
 from router.fleet import Fleet, FleetTokenHost
 from router.host_names import HostNames
 from router.limits import RelayLimits
@@ -57,6 +59,9 @@ class Gateway:
         self.metrics = Metrics()
         self.core = RoutingCore(
             policy=make_policy(settings.policy, settings.parameters_for(settings.policy)),
+            prefill_policy=_pool_policy(settings.prefill_policy),
+            decode_policy=_pool_policy(settings.decode_policy),
+            disagg=settings.disagg_rules,
             predicted_ttl=settings.predicted_ttl,
             bridge_ttl=settings.bridge_ttl,
             index_bytes=settings.index_max_bytes,
@@ -123,9 +128,11 @@ class Gateway:
             clock=self._clock,
             fleet=self.fleet,
             dialer=Dialer(self._worker_tls, HostNames(self._clock)),
+            engine_ids=BootstrapServers(sessions),
             limits=self._limits,
         )
         self._resources.callback(self.proxy.upstream.close)
+        self._resources.callback(self.proxy.legs.close)
         await self._start_server()
         await self._start_admin()
         self._tick()
@@ -212,8 +219,12 @@ def _worker_tls(settings: Settings) -> ReloadedContext:
     return ReloadedContext("TLS to workers", make, (ca, cert, key))
 
 
+def _pool_policy(text: str | None) -> Policy | None:
+    return None if text is None else parse_policy(text)
+
+
 def _specs_of(settings: Settings) -> Sequence[WorkerSpec]:
-    specs, mistakes = expand_workers(settings.worker_urls, settings.workers, settings.fleet_defaults)
+    specs, mistakes = expand_workers(settings.worker_urls, settings.entries, settings.fleet_defaults)
     assert not mistakes, "the configuration was checked"
     return specs
 
@@ -244,7 +255,7 @@ async def _serve(settings: Settings) -> int:
     )  # fmt: skip
     if settings.worker_insecure:
         _logger.warning("certificates of https workers are not checked (--worker-insecure)")
-    if not settings.worker_urls and not settings.workers:
+    if not settings.has_workers:
         _logger.warning("no workers are configured: give --worker-urls, or add them on the admin port")
     gc.collect()
     gc.set_threshold(YOUNG_OBJECTS, 10, 10)

@@ -5,8 +5,10 @@ The order of the work stands in `proxy`; bytes are moved by `relay`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from policies.types import Decision, RoutingRequest, WorkerId
 from router.client_connection import ClientConnection
@@ -35,9 +37,9 @@ class Call:
     """An Observer of its relays. `id` is ours and unique; the client's `x-request-id` may repeat."""
 
     __slots__ = (
-        "_proxy", "_started_at", "attempt", "client", "endpoint", "head", "id", "model", "outcome",
-        "pinned_to", "policy", "prompt", "relay", "request", "request_id", "session", "status", "stream",
-        "worker_id",
+        "_proxy", "_started_at", "attempt", "client", "endpoint", "head", "id", "members", "model", "outcome",
+        "pinned_to", "policy", "prefill_worker_id", "prompt", "relay", "request", "request_id", "session",
+        "status", "stays_whole", "stream", "transfer_began_at", "worker_id",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, call_id: str, request: Request, client: ClientConnection) -> None:
@@ -54,6 +56,14 @@ class Call:
         self.model = ""
         self.session: str | None = None
         self.stream = False
+        self.members: Mapping[str, msgspec.Raw] | None = None
+        """Of its body, where two workers may share the request."""
+        self.stays_whole = ""
+        """Why they may not."""
+        self.prefill_worker_id: WorkerId = ""
+        """Who computes its prompt, where that is another one."""
+        self.transfer_began_at = 0.0
+        """When the decode worker was sent what the prefill worker has computed; 0: not."""
         self.prompt: Prompt | None = None
         self.pinned_to: WorkerId | None = None
         """The only worker that can answer."""
@@ -68,6 +78,17 @@ class Call:
     def decided(self, decision: Decision) -> None:
         """Another attempt begins."""
         self.worker_id, self.policy = decision.worker.id, decision.policy
+        self.prefill_worker_id, self.transfer_began_at = "", 0.0
+
+    def leg_id(self) -> bytes:
+        """What engines call its legs: two must never have the same id, whatever clients send."""
+        own = f"{self.id}-{self.attempt}".encode()
+        return b"%b-%b" % (self.head.request_id, own) if self.head.request_id else own
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an attempt has reached the end of its answer."""
+        return self.outcome is Outcome.DONE
 
     def routing_request(self) -> RoutingRequest:
         return RoutingRequest(
@@ -78,15 +99,18 @@ class Call:
             stream=self.stream,
             client_request_id=self.request_id.decode("latin-1"),
             names_rank=self.endpoint.protocol in _RANKED_PROTOCOLS,
+            stays_whole=self.stays_whole,
         )
 
-    def new_relay(self) -> Relay:
+    def new_relay(self, *, refuses_errors: bool = False) -> Relay:
         """For another exchange with the worker that was decided on."""
         proxy, protocol = self._proxy, self.endpoint.protocol
         extra_lines = b"x-request-id: %b\r\nx-kvgate-worker: %b\r\n" % (
             self.request_id,
             self.worker_id.encode(),
         )
+        if self.prefill_worker_id:
+            extra_lines += b"x-kvgate-prefill-worker: %b\r\n" % self.prefill_worker_id.encode()
         relay = Handshake if self.head.is_websocket else Relay
         self.relay = relay(
             self.client,
@@ -95,6 +119,7 @@ class Call:
             extra_lines=extra_lines,
             delta_events=protocol in _DELTA_PROTOCOLS,
             wants_body=self.prompt is not None,
+            refuses_errors=refuses_errors,
             early_headers=proxy.settings.early_headers,
             limits=proxy.limits,
             deadline=self._started_at + proxy.limits.request_seconds,
@@ -113,6 +138,8 @@ class Call:
         if self._is_refused():
             return
         self._proxy.core.first_token(self.id, now=now)
+        if self.transfer_began_at:
+            self._proxy.metrics.kv_transfer(self.worker_id, now - self.transfer_began_at)
         if self.endpoint.protocol is not Protocol.OTHER:
             self._proxy.metrics.ttft(self.worker_id, self.policy, now - self._started_at)
 
@@ -198,6 +225,7 @@ class Call:
             **request_fields(self.request_id, self.head),
             "model": self.model,
             "worker": self.worker_id,
+            "prefill_worker": self.prefill_worker_id,
             "status": self.status,
             "outcome": self.outcome.value,
             "attempts": self.attempt + 1 if self.worker_id else 0,
@@ -212,6 +240,7 @@ def refusal_fields(request: Request, error: RouterError, now: float) -> dict[str
         **request_fields(head.request_id if head is not None else b"", head),
         "model": "",
         "worker": "",
+        "prefill_worker": "",
         "status": error.status,
         "outcome": Outcome.REJECTED.value,
         "attempts": 0,

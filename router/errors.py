@@ -219,6 +219,32 @@ class WorkerUnavailable(WorkerError):
     code = "worker_unavailable"
 
 
+class HandOverRefused(WorkerError):
+    """A decode worker did not take what a prefill worker has computed; without it, it may answer."""
+
+    code = "hand_over_refused"
+
+
+class PrefillFailed(WorkerError):
+    """The other leg of a request failed: the worker that was to compute its prompt."""
+
+    code = "prefill_failed"
+
+
+class PrefillRefused(RouterError):
+    """A prefill worker has found the request wrong: its answer is the client's, as it came."""
+
+    code = "prefill_refused"
+
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"The prefill worker answered {status}")
+        self.status = status
+        self._body = body
+
+    def body(self) -> bytes:
+        return self._body
+
+
 class WorkerProtocolError(WorkerError):
     """It answered what is not HTTP, or broke the framing that it announced."""
 

@@ -24,6 +24,12 @@ SHUT_DOWN_SECONDS = 1.0
 RESPONSE_HEAD_BYTES_MAX = 64 * 1024
 """Head of a worker's answer; engines send some 200 bytes."""
 
+LEG_ANSWER_BYTES_MAX = 16 << 20
+"""Answer of a prefill leg: one token, and the numbers of up to a million blocks."""
+
+HAND_OVER_WARNINGS_MAX = 1000
+"""Things that were said of prefill workers, each once."""
+
 USAGE_BODY_BYTES_MAX = 1 << 20
 """Largest answer that is read for its usage; what is larger and not streamed holds log probabilities."""
 

@@ -13,44 +13,46 @@ from typing import Protocol
 
 import orjson
 
-from policies.types import Worker, WorkerId
+from policies.types import Decision, Worker, WorkerId
 from router.access_log import access_log
 from router.auth import ClientKeys
 from router.call import Call, refusal_fields
 from router.client_connection import ClientConnection
 from router.config import Settings
 from router.core.catalogue import Resolution
-from router.core.health import HealthSign
 from router.core.outcome import Outcome
 from router.core.retries import may_retry
 from router.core.routing import RoutingCore
 from router.dialing import Dialer
 from router.errors import (
     BadRequest,
+    HandOverRefused,
     LoopDetected,
     MethodNotAllowed,
     NotSupported,
     NoWorkers,
     Overloaded,
+    PrefillFailed,
     RouterError,
     UnknownModel,
     UnknownPath,
     WorkerError,
-    WorkerUnavailable,
 )
+from router.exchange import Exchanges
+from router.hand_over import PROTOCOLS, refuse_gateway_fields, why_whole
+from router.legs import EngineIds, Legs
 from router.limits import GATEWAYS_IN_A_ROW, RelayLimits
 from router.metrics import Metrics
 from router.request import Request
 from router.stored_responses import StoredResponses
 from router.tokens.base import TokenSource
-from router.upstream import Upstream, WorkerPool
+from router.upstream import Upstream
 from router.wire.endpoints import EndpointKind, lookup, response_id
 from router.wire.endpoints import Protocol as WireProtocol
 from router.wire.multipart import model_of_form
 from router.wire.openai import ParsedBody, parse_body
 from router.wire.sessions import session_of
-from router.wire.websocket import SWITCH_LINES
-from router.worker_connection import WorkerConnection
+from router.wire.splice import members_of
 
 _OPEN_KINDS = frozenset((EndpointKind.LIVE, EndpointKind.READY))
 """What is answered without a key: a load balancer in front has none."""
@@ -91,6 +93,7 @@ class Proxy:
         clock: Callable[[], float],
         fleet: FleetHooks,
         dialer: Dialer,
+        engine_ids: EngineIds,
         limits: RelayLimits | None = None,
     ) -> None:
         self.core = core
@@ -108,6 +111,24 @@ class Proxy:
         self._ids = itertools.count()
         self._via = uuid.uuid4().hex.encode()
         """What this gateway is called in the requests that it sends."""
+        self._exchanges = Exchanges(
+            core=core,
+            upstream=self.upstream,
+            client_keys=self._client_keys,
+            suspects=fleet,
+            limits=self.limits,
+            clock=clock,
+            via=self._via,
+        )
+        self.legs = Legs(
+            core=core,
+            exchanges=self._exchanges,
+            metrics=metrics,
+            engine_ids=engine_ids,
+            max_retries=settings.max_retries,
+            lease_seconds=settings.hand_over_lease,
+            clock=clock,
+        )
         self._own_answers: Mapping[EndpointKind, Callable[[Call], tuple[int, bytes]]] = {
             EndpointKind.LIVE: lambda call: (200, b'{"status":"ok"}'),
             EndpointKind.READY: self._readiness,
@@ -185,6 +206,8 @@ class Proxy:
             self._pin(call, response_id(call.head.path))
             return
         parsed = self._parse(call)
+        if self.core.has_pools:
+            self._consider_split(call)
         if self.core.needs.session:
             call.session = session_of(call.head.forward, parsed)
         resolution = await self._resolve(_model_of(call, parsed))
@@ -199,6 +222,15 @@ class Proxy:
             call.prompt = await self._tokens.prompt(parsed, call.endpoint, resolution)
             self.metrics.stage("tokens", self.clock() - started_at)
 
+    def _consider_split(self, call: Call) -> None:
+        """Whether two workers may share it. Raises BadRequest for what only a gateway may say."""
+        body, endpoint = call.request.body, call.endpoint
+        call.members = members_of(body) if body and not call.head.is_encoded else None
+        refuse_gateway_fields(body, call.members, call.head)
+        protocols = self.core.hand_over_protocols
+        takes_batches = all(PROTOCOLS[name].takes_batches for name in protocols)
+        call.stays_whole = why_whole(call.members, endpoint, protocols, takes_batches)
+
     def _parse(self, call: Call) -> ParsedBody | None:
         """None when nothing in the body can change the decision: then it is not even read. Nor is what is
         compressed."""
@@ -208,7 +240,8 @@ class Proxy:
         needs = self.core.needs
         by_prompt = endpoint.routed_by_prompt and (needs.overlap or needs.session)
         by_store = endpoint.protocol is WireProtocol.RESPONSES and b'"previous_response_id"' in body
-        if not by_prompt and not by_store and len(self.core.models()) <= 1:
+        is_simple = len(self.core.models()) <= 1 and not self.core.has_pools
+        if not by_prompt and not by_store and is_simple:
             return None
         started_at = self.clock()
         parsed = parse_body(body, endpoint)
@@ -248,24 +281,29 @@ class Proxy:
         failure: WorkerError | None = None
         while True:
             try:
-                worker = self._decide(call, tried)
+                decision = self._decide(call, tried)
             except NoWorkers:
                 if failure is not None:
                     raise failure from None
                 raise
             try:
-                await self._attempt(call, worker)
+                if decision.prefill is None:
+                    await self._exchanges.relay(call, decision.worker)
+                else:
+                    await self.legs.run(call, decision)
                 return
             except WorkerError as error:
                 failure = error
-                if not self._may_retry(call, error):
+                if not self._may_retry(call, error, decision.worker):
                     raise
             self.core.finish(call.id, Outcome.WORKER_FAILED, now=self.clock())
-            self.metrics.retry(worker.id, failure.code)
-            tried |= self._ranks_beside(worker)
+            failed = self._who_failed(decision, failure)
+            if failed is not None:
+                self.metrics.retry(failed.id, failure.code)
+                tried |= self._ranks_beside(failed)
             call.attempt += 1
 
-    def _decide(self, call: Call, tried: set[WorkerId]) -> Worker:
+    def _decide(self, call: Call, tried: set[WorkerId]) -> Decision:
         now = self.clock()
         decision = self.core.route(
             call.routing_request(), call.prompt, now=now, exclude=tried, attempt=call.attempt
@@ -274,9 +312,21 @@ class Proxy:
         self.metrics.stage("route", self.clock() - now)
         self.metrics.request_started(decision.worker.id, call.model)
         self.metrics.overlap_lost(decision.worker.id, int(decision.details["overlap_lost_tokens"]))
+        if decision.verdict is not None:
+            self.metrics.disagg_decided(decision.verdict)
+        return decision
+
+    def _who_failed(self, decision: Decision, error: WorkerError) -> Worker | None:
+        """Nobody, where the same decode worker may well answer without a hand-over."""
+        if isinstance(error, HandOverRefused) and decision.worker.prefills_alone:
+            return None
+        if isinstance(error, PrefillFailed) and decision.prefill is not None:
+            return decision.prefill.worker
         return decision.worker
 
-    def _may_retry(self, call: Call, error: WorkerError) -> bool:
+    def _may_retry(self, call: Call, error: WorkerError, worker: Worker) -> bool:
+        if isinstance(error, HandOverRefused) and worker.prefills_alone:
+            return True  # once: without a hand-over there is none to refuse
         return may_retry(
             attempt=call.attempt,
             max_retries=self.settings.max_retries,
@@ -290,55 +340,6 @@ class Proxy:
     def _ranks_beside(self, worker: Worker) -> set[WorkerId]:
         """Itself and those that share its server, and with it most of what may have failed."""
         return {worker.id} | {view.worker.id for view in self.core.workers() if view.worker.url == worker.url}
-
-    # One attempt
-
-    async def _attempt(self, call: Call, worker: Worker) -> None:
-        """On a connection that is open already if there is one. If the worker has just closed that one (both
-        sides time idle connections), the request goes over a new one, which is no retry."""
-        pool = self.upstream.pool(worker)
-        connection = pool.take_idle()
-        if connection is not None:
-            try:
-                await self._exchange(call, pool, connection)
-                return
-            except WorkerUnavailable:
-                if not connection.is_silent:
-                    raise
-        await self._exchange(call, pool, await self._connect(worker, pool))
-
-    async def _connect(self, worker: Worker, pool: WorkerPool) -> WorkerConnection:
-        try:
-            return await pool.connect()
-        except WorkerError:
-            self.core.observe_health(worker.id, HealthSign.CONNECT_FAILED, now=self.clock())
-            self._fleet.suspect(worker.id)
-            raise
-
-    async def _exchange(self, call: Call, pool: WorkerPool, connection: WorkerConnection) -> None:
-        relay = call.new_relay()
-        try:
-            relay.start(connection, self._worker_head(call, pool), call.request.body)
-            await relay.ended()
-        finally:
-            relay.abort()
-        call.succeeded(relay, self.clock())
-
-    def _worker_head(self, call: Call, pool: WorkerPool) -> bytes:
-        """The client's head, but for what concerns one connection, keys and the length."""
-        head, request = call.head, call.request
-        lines = [head.method, b" ", head.target, b" HTTP/1.1\r\n", pool.lines, head.forward]
-        lines.append(self._client_keys.forwarded(head, has_worker_key=pool.has_key))
-        if not pool.names_rank:
-            lines.append(head.rank_lines)
-        via = b"%b, %b" % (head.via, self._via) if head.via else self._via
-        lines += (b"x-request-id: ", call.request_id, b"\r\nx-kvgate-via: ", via, b"\r\n")
-        if head.is_chunked or head.content_length is not None:
-            lines.append(b"content-length: %d\r\n" % len(request.body))
-        if head.is_websocket:
-            lines.append(SWITCH_LINES)
-        lines.append(b"\r\n")
-        return b"".join(lines)
 
     # Answers of the gateway's own
 

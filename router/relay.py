@@ -15,7 +15,7 @@ from enum import Enum, auto
 from typing import Protocol
 
 from router.client_connection import ClientConnection
-from router.errors import RouterError, WorkerTimeout
+from router.errors import HandOverRefused, RouterError, WorkerTimeout
 from router.limits import USAGE_BODY_BYTES_MAX, RelayLimits
 from router.wire import http1
 from router.wire.endpoints import Protocol as WireProtocol
@@ -59,9 +59,9 @@ class Relay:
     __slots__ = (
         "_client", "_clock", "_connection", "_delta_events", "_done", "_early_headers", "_extra_lines",
         "_feed_chunk", "_framing", "_held", "_is_verbatim", "_kept_bytes", "_last_at", "_limits",
-        "_num_events_told", "_observer", "_paused_at", "_request", "_request_deadline", "_scanner",
-        "_token_gap", "_wants_body", "_worker", "_write", "begun", "body_pieces", "committed", "response",
-        "takes_events",
+        "_num_events_told", "_observer", "_paused_at", "_refuses_errors", "_request", "_request_deadline",
+        "_scanner", "_token_gap", "_wants_body", "_worker", "_write", "begun", "body_pieces", "committed",
+        "response", "takes_events",
     )  # fmt: skip
 
     def __init__(
@@ -73,12 +73,14 @@ class Relay:
         extra_lines: bytes,
         delta_events: bool,
         wants_body: bool,
+        refuses_errors: bool = False,
         early_headers: bool,
         limits: RelayLimits,
         deadline: float,
         clock: Callable[[], float],
     ) -> None:
         """`extra_lines`: header lines added to the answer. `wants_body`: keep a JSON answer for its usage.
+        `refuses_errors`: an answer of the server's own failure is not relayed but raised: HandOverRefused.
         `deadline`: when the request as a whole has taken too long."""
         self._client = client
         self._request = request
@@ -89,6 +91,7 @@ class Relay:
         self._delta_events = delta_events
         self._scanner: SseScanner | None = None
         self._wants_body = wants_body
+        self._refuses_errors = refuses_errors
         self._early_headers = early_headers
         self._limits = limits
         self._request_deadline = deadline
@@ -144,6 +147,11 @@ class Relay:
     # The worker's side
 
     def head(self, head: ResponseHead) -> None:
+        if self._refuses_errors:
+            self._refuses_errors = head.status >= 500
+            if self._refuses_errors and not self._done.done():
+                self._done.set_exception(HandOverRefused(f"The decode worker answered {head.status}"))
+                return
         self.response = head
         if head.is_event_stream and not head.is_encoded:
             self._scanner = SseScanner(delta_events=self._delta_events)
@@ -155,6 +163,8 @@ class Relay:
         now = self._clock()
         if ended:
             self._connection = None
+        if self._done.done():
+            return  # refused by its head; nobody waits for the rest
         if self._is_verbatim:  # nearly every chunk: the shortest way out
             self._send(raw)
         elif self.begun:

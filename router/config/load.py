@@ -70,6 +70,14 @@ def _contradictions(settings: Settings, places: Mapping[str, str]) -> Iterator[M
     if settings.port == settings.admin_port != 0 and settings.host in (settings.admin_host, "0.0.0.0", "::"):
         yield Mistake(places.get("port") or places["admin_port"], f"both ports are {settings.port}")
     yield from _replay_without_events(settings, places)
+    if settings.prefill and not _answers(settings):
+        what = "prefill workers answer no requests: name decode workers too (--decode), or whole ones"
+        yield Mistake(places["prefill"], what)
+
+
+def _answers(settings: Settings) -> bool:
+    entries = [entry for each in settings.entries.values() for entry in each]
+    return bool(settings.worker_urls) or any(entry.role != "prefill" for entry in entries)
 
 
 def _replay_without_events(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
@@ -78,14 +86,15 @@ def _replay_without_events(settings: Settings, places: Mapping[str, str]) -> Ite
     what = "needs kv_events: events are what is replayed"
     if settings.kv_replay is not None:
         yield Mistake(places["kv_replay"], what)
-    for index, worker in enumerate(settings.workers):
-        if worker.kv_replay is not None and worker.kv_events is None:
-            yield Mistake(f"{places['workers']}[{index}].kv_replay", what)
+    for option, entries in settings.entries.items():
+        for index, worker in enumerate(entries):
+            if worker.kv_replay is not None and worker.kv_events is None:
+                yield Mistake(f"{places[option]}[{index}].kv_replay", what)
 
 
 def _wrong_workers(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
     """URLs, endpoints and names that can't be, once the templates are filled in for each worker."""
-    _, mistakes = expand_workers(settings.worker_urls, settings.workers, settings.fleet_defaults)
+    _, mistakes = expand_workers(settings.worker_urls, settings.entries, settings.fleet_defaults)
     for mistake in mistakes:
         key, _, what = mistake.partition(": ")
         option = re.split(r"[\[.]", key, maxsplit=1)[0]
@@ -96,9 +105,10 @@ def _itself_as_worker(settings: Settings, places: Mapping[str, str]) -> Iterator
     for url in settings.worker_urls:
         if what := own_address_in(url, settings):
             yield Mistake(places["worker_urls"], what)
-    for index, worker in enumerate(settings.workers):
-        if what := own_address_in(worker.url, settings):
-            yield Mistake(f"{places['workers']}[{index}].url", what)
+    for option, entries in settings.entries.items():
+        for index, worker in enumerate(entries):
+            if what := own_address_in(worker.url, settings):
+                yield Mistake(f"{places[option]}[{index}].url", what)
 
 
 def own_address_in(url: str, settings: Settings) -> str:

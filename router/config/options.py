@@ -26,10 +26,13 @@ from router.config.values import (
     optional,
     text,
 )
+from router.core.disagg import Mode
 
 ENVIRONMENT_PREFIX = "KVGATE_"
 LOG_LEVELS = ("debug", "info", "warning", "error")
 ROLES = ("both", "prefill", "decode")
+CONNECTORS = ("nixl", "mooncake", "p2p", "store")
+"""Of `router.hand_over.PROTOCOLS`, those that vLLM's connectors speak."""
 
 EVERYWHERE = frozenset({"flag", "environment", "file"})
 NOT_IN_FILE = frozenset({"flag", "environment"})
@@ -123,6 +126,7 @@ def _parameter_value(parameter: Parameter) -> Value:
 _listening: Callable[..., Option] = partial(_option, "listening")
 _workers: Callable[..., Option] = partial(_option, "workers")
 _routing: Callable[..., Option] = partial(_option, "routing")
+_disagg: Callable[..., Option] = partial(_option, "prefill and decode apart")
 _keys: Callable[..., Option] = partial(_option, "keys")
 _logs: Callable[..., Option] = partial(_option, "logs")
 _limits: Callable[..., Option] = partial(_option, "limits and times")
@@ -135,6 +139,10 @@ _file = optional(text("a path", metavar="FILE"))
 _policy = text(
     "one of " + ", ".join(POLICIES) + ", with parameters as in NAME,key=value,...", metavar="POLICY"
 )
+_modes = choice(tuple(Mode))
+_connector = choice(CONNECTORS)
+_address_of_kv = text("host:port", metavar="HOST:PORT")
+_pool = text("a URL, with values as in URL,bootstrap_port=8998", metavar="URL[,key=value...]")
 _tokens = choice(("auto", "local", "engine", "bytes"))
 _tokenizer = text("a directory, a tokenizer.json or a model of the local hub cache", metavar="[MODEL=]PLACE")
 _chat_template = text("a file", metavar="[MODEL=]FILE")
@@ -197,6 +205,25 @@ OPTIONS: tuple[Option, ...] = (
              "retry_max_retries", "max_instance_failover_reroute_attempts"),
     _routing("seed", integer(), "Seed of all chance in routing."),
 
+    _disagg("prefill", _pool, "Workers that only compute prompts, repeatable; behind the URL a bootstrap "
+            "port (URL,8998) and keys of `workers:`.", many=True),
+    _disagg("decode", _pool, "Workers that decode what prefill workers have computed, likewise.", many=True),
+    _disagg("kv_connector", _connector, "How KV is handed over between vLLM workers, which do not tell."),
+    _disagg("prefill_policy", optional(_policy), "Who decides which prefill worker computes a prompt; else "
+            "--policy."),
+    _disagg("decode_policy", optional(_policy), "Who decides which worker decodes; else --policy."),
+    _disagg("disagg", _modes, "When a prefill worker computes the prompt of a decode worker's request."),
+    _disagg("disagg_min_tokens", integer(0), "conditional: from so many uncached tokens on, always."),
+    _disagg("disagg_ratio", number(0.0), "conditional: when that share of the prompt or more is not cached."),
+    _disagg("disagg_prefill_busy_tokens", optional(integer(1), "none"), "Not when every prefill worker has "
+            "so many prompt tokens waiting."),
+    _disagg("disagg_decode_usage_max", optional(number(0.0, 1.0), "none"), "Always when more of the decode "
+            "worker's KV cache than that would be in use."),
+    _disagg("disagg_fallback", boolean(), "A prompt that no prefill worker computes is computed by the "
+            "decode worker, where it can."),
+    _disagg("hand_over_lease", duration(), "For so long prefill workers keep what they have computed (vLLM's "
+            "kv_lease_duration)."),
+
     *(_parameter_option("latency", each, each.name) for each in parameters_of("latency").values()),
     *(_parameter_option("kv", each, f"kv_{each.name}") for each in parameters_of("kv").values()),
 
@@ -232,6 +259,9 @@ WORKER_KEYS: dict[str, Value] = {
     "kv_events": _template,
     "kv_replay": _template,
     "role": choice(ROLES),
+    "bootstrap_port": optional(_port),
+    "kv_address": optional(_address_of_kv),
+    "connector": optional(_connector),
     "api_key": optional(key()),
 }
 """What an entry of `workers:` in a file may say."""

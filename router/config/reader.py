@@ -6,12 +6,15 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from policies import PolicyError, read_policy
+from policies import PolicyError, parse_policy, read_policy, spell_policy
 from router.config.errors import Mistake, did_you_mean
 from router.config.options import BY_NAME, WORKER_KEYS, parameter_values
 from router.config.settings import Settings, WorkerConfig
 from router.config.sources import Given
 from router.config.values import Value
+
+_POOLS = {"prefill": "prefill", "decode": "decode"}
+"""Options that name workers, and the role that they give them."""
 
 ReadFile = Callable[[str], str]
 
@@ -44,6 +47,10 @@ class Reader:
                 self._set_parameter(*option.parameter, given.values[0], given.where)
             elif option.name == "workers":
                 self.values["workers"] = tuple(self.workers(given.values, given.where))
+            elif option.name in _POOLS:
+                self.values[option.name] = tuple(self._pool(given, _POOLS[option.name]))
+            elif option.name in ("prefill_policy", "decode_policy"):
+                self._pool_policy(given)
             elif option.name == "policy":
                 self._policy(given.values[0], given.where)
             else:
@@ -151,6 +158,53 @@ class Reader:
             fields.update((name, each) for each in parsed)
         if "url" in fields:
             yield WorkerConfig(**fields)
+
+    def _pool(self, given: Given, role: str) -> Iterator[WorkerConfig]:
+        for index, entry in enumerate(self._pool_entries(given)):
+            where = f"{given.where}[{index}]"
+            if "role" in entry:
+                self._wrong(f"{where}.role", f"these are {role} workers")
+            yield from self.worker({**entry, "role": role}, where)
+
+    def _pool_entries(self, given: Given) -> list[dict[Any, Any]]:
+        """`URL`, `URL,8998`, `URL,key=value,...`, or `URL` and a port behind a blank, as other routers
+        have it; in a file mappings too."""
+        entries: list[dict[Any, Any]] = []
+        for raw in given.values:
+            if isinstance(raw, dict):
+                entries.append(raw)
+                continue
+            for word in str(raw).split():
+                if word.isdecimal() and entries:
+                    entries[-1]["bootstrap_port"] = word
+                else:
+                    entries.append(self._pool_entry(word, given.where))
+        return entries
+
+    def _pool_entry(self, word: str, where: str) -> dict[Any, Any]:
+        url, *values = word.split(",")
+        entry: dict[Any, Any] = {"url": url}
+        for value in values:
+            name, equals, text = value.partition("=")
+            if not equals and value.isdecimal():
+                entry["bootstrap_port"] = value
+            elif not equals:
+                what = "must be a port, or key=value; for a further worker repeat the flag"
+                self._wrong(where, f"'{value}' behind {url} {what}")
+            else:
+                entry[name.replace("-", "_")] = text
+        return entry
+
+    def _pool_policy(self, given: Given) -> None:
+        """Kept as it is written: its parameters are its own."""
+        for text in self._parsed(given.option.value, given.values[:1], given.where):
+            if text is None:
+                self.values[given.option.name] = None
+                continue
+            try:
+                self.values[given.option.name] = spell_policy(parse_policy(str(text)))
+            except PolicyError as error:
+                self._wrong(given.where, str(error))
 
     def _known_keys(self, mapping: Mapping[Any, Any], known: Collection[str], where: str) -> list[str]:
         """The keys of `mapping` that are known; each other one is a mistake."""

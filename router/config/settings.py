@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from indexer.limits import INDEX_BYTES
+from router.core.disagg import DisaggRules, Mode
 from router.discovery import FleetDefaults
 
 PolicyParameters = Mapping[str, float | int | str | bool]
@@ -24,6 +25,9 @@ class WorkerConfig:
     kv_events: str | None = None
     kv_replay: str | None = None
     role: str = "both"
+    bootstrap_port: int | None = None
+    kv_address: str | None = None
+    connector: str | None = None
     api_key: str | None = field(default=None, repr=False)
 
 
@@ -41,6 +45,9 @@ class Settings:
 
     worker_urls: tuple[str, ...] = ()
     workers: tuple[WorkerConfig, ...] = ()
+    prefill: tuple[WorkerConfig, ...] = ()
+    decode: tuple[WorkerConfig, ...] = ()
+    kv_connector: str = "nixl"
     kv_events: str | None = None
     kv_replay: str | None = None
     kv_topic: str = ""
@@ -52,6 +59,15 @@ class Settings:
     policy: str = "kv"
     policy_parameters: Mapping[str, PolicyParameters] = field(default_factory=dict)
     """By policy name, only what was given; the rest are the policy's own defaults."""
+    prefill_policy: str | None = None
+    decode_policy: str | None = None
+    disagg: str = "conditional"
+    disagg_min_tokens: int = 2048
+    disagg_ratio: float = 0.7
+    disagg_prefill_busy_tokens: int | None = None
+    disagg_decode_usage_max: float | None = None
+    disagg_fallback: bool = True
+    hand_over_lease: float = 30.0
     tokens: str = "auto"
     tokenizer: tuple[str, ...] = ()
     chat_template: tuple[str, ...] = ()
@@ -90,7 +106,32 @@ class Settings:
     @property
     def fleet_defaults(self) -> FleetDefaults:
         """What holds for every worker without a value of its own."""
-        return FleetDefaults(kv_events=self.kv_events, kv_replay=self.kv_replay, api_key=self.worker_api_key)
+        return FleetDefaults(
+            kv_events=self.kv_events,
+            kv_replay=self.kv_replay,
+            api_key=self.worker_api_key,
+            connector=self.kv_connector,
+        )
+
+    @property
+    def entries(self) -> Mapping[str, tuple[WorkerConfig, ...]]:
+        """Workers with values of their own, by the option that names them."""
+        return {"workers": self.workers, "prefill": self.prefill, "decode": self.decode}
+
+    @property
+    def has_workers(self) -> bool:
+        return bool(self.worker_urls) or any(self.entries.values())
+
+    @property
+    def disagg_rules(self) -> DisaggRules:
+        return DisaggRules(
+            mode=Mode(self.disagg),
+            min_tokens=self.disagg_min_tokens,
+            ratio=self.disagg_ratio,
+            prefill_busy_tokens=self.disagg_prefill_busy_tokens,
+            decode_usage_max=self.disagg_decode_usage_max,
+            fallback=self.disagg_fallback,
+        )
 
     def parameters_for(self, policy: str) -> PolicyParameters:
         """What was configured for that policy, whether or not it is the one in force."""

@@ -26,6 +26,12 @@ class WorkerSpec:
     makes that of a data-parallel rank of it."""
     kv_replay: str | None = None
     role: Role = Role.BOTH
+    bootstrap_port: int | None = None
+    """Of a prefill worker's bootstrap server, where that is not as the engine tells or its default."""
+    kv_address: str | None = None
+    """`host:port` of its KV socket, for connectors that are told both."""
+    connector: str = "nixl"
+    """How a vLLM worker hands over; see `router.hand_over.PROTOCOLS`."""
     api_key: str | None = field(default=None, repr=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ from router.discovery.base import WorkerSpec
 from router.discovery.templates import TemplateError, fill
 from router.worker_address import WorkerAddress
 
+_HOST_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:]+):\d{1,5}")
 _RANK_SUFFIX = re.compile(r"@\d+$")
 
 
@@ -29,6 +30,12 @@ class ConfiguredWorker(Protocol):
     @property
     def role(self) -> str: ...
     @property
+    def bootstrap_port(self) -> int | None: ...
+    @property
+    def kv_address(self) -> str | None: ...
+    @property
+    def connector(self) -> str | None: ...
+    @property
     def api_key(self) -> str | None: ...
 
 
@@ -39,6 +46,7 @@ class FleetDefaults:
     kv_events: str | None = None
     kv_replay: str | None = None
     api_key: str | None = None
+    connector: str = "nixl"
 
 
 class StaticSource:
@@ -60,20 +68,27 @@ class _UrlEntry:
     kv_events: str | None = None
     kv_replay: str | None = None
     role: str = Role.BOTH.value
+    bootstrap_port: int | None = None
+    kv_address: str | None = None
+    connector: str | None = None
     api_key: str | None = None
 
 
 def expand_workers(
-    urls: Iterable[str], entries: Iterable[ConfiguredWorker], fleet: FleetDefaults
+    urls: Iterable[str], entries: Mapping[str, Sequence[ConfiguredWorker]], fleet: FleetDefaults
 ) -> tuple[list[WorkerSpec], list[str]]:
     """All workers in order, URLs first, and every mistake at once, in words behind the key at fault.
+
+    `entries`: by the option that names them.
 
     `index` in templates counts over both. A worker with a mistake is left out.
     """
     specs: list[WorkerSpec] = []
     mistakes: list[str] = []
     sources: list[tuple[str, ConfiguredWorker]] = [("", _UrlEntry(url)) for url in urls]
-    sources += [(f"workers[{i}].", entry) for i, entry in enumerate(entries)]
+    sources += [
+        (f"{option}[{i}].", entry) for option, each in entries.items() for i, entry in enumerate(each)
+    ]
     for index, (prefix, entry) in enumerate(sources):
         spec, wrong = expand_worker(entry, fleet, index=index)
         if spec is not None:
@@ -125,6 +140,7 @@ def expand_worker(
         wrong.append(("name", f"'{entry.name}' ends like the id of a data-parallel rank (@ and a number)"))
     if entry.role not in tuple(Role):
         wrong.append(("role", f"'{entry.role}' is none of {', '.join(Role)}"))
+    wrong += _wrong_transfer(entry, fleet)
     if wrong:
         return None, wrong
     spec = WorkerSpec(
@@ -133,9 +149,27 @@ def expand_worker(
         kv_events=kv_events,
         kv_replay=kv_replay,
         role=Role(entry.role),
+        bootstrap_port=entry.bootstrap_port,
+        kv_address=entry.kv_address,
+        connector=entry.connector or fleet.connector,
         api_key=entry.api_key or fleet.api_key,
     )
     return spec, []
+
+
+def _wrong_transfer(entry: ConfiguredWorker, fleet: FleetDefaults) -> list[Mistake]:
+    """What can't be right about handing over, whichever engine it turns out to be."""
+    wrong: list[Mistake] = []
+    if entry.role != Role.PREFILL and entry.bootstrap_port is not None:
+        wrong.append(
+            ("bootstrap_port", "is a prefill worker's: its bootstrap server is where the others meet it")
+        )
+    needs_address = (entry.connector or fleet.connector) == "p2p" and entry.role != Role.BOTH
+    if needs_address and entry.kv_address is None:
+        wrong.append(("kv_address", "is needed for the connector p2p: host:port of the worker's KV socket"))
+    if entry.kv_address is not None and not _HOST_PORT.fullmatch(entry.kv_address):
+        wrong.append(("kv_address", f"'{entry.kv_address}' must be host:port"))
+    return wrong
 
 
 def clashes(spec: WorkerSpec, others: Iterable[WorkerSpec]) -> list[Mistake]:

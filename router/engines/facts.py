@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from policies.types import ServedModel
+from policies.types import Role, ServedModel
 from router.engines.http import CallFailed, WorkerHttp
 from router.engines.limits import MODELS_BYTES
 
@@ -50,6 +50,10 @@ class WorkerFacts:
     offers_tokenize: bool = False
     start_time: float | None = None
     """Start of its process in Unix seconds; a change means a restart."""
+    role: Role | None = None
+    """The part of requests that it does, where its engine tells; what is configured comes second then."""
+    bootstrap_port: int | None = None
+    """Of its bootstrap server, in prefill workers that tell."""
     missing: tuple[str, ...] = ()
     """What could not be had, in words."""
 

@@ -24,3 +24,6 @@ SMALL_BYTES = 64 * 1024
 LINES_PER_TURN = 500
 """Lines of metrics merged before other tasks get a turn: about 1 ms. The texts of a fleet have tens of
 thousands."""
+
+BOOTSTRAP_BYTES = 1 << 20
+"""Of a bootstrap server's answer: an engine for each data-parallel rank, with its workers' addresses."""

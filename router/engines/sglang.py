@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from policies.types import Role
 from router.engines.facts import AnnouncedEvents, ModelList, WorkerFacts
 from router.engines.gauges import GaugeNames
 from router.engines.http import CallFailed, WorkerHttp
@@ -59,6 +60,12 @@ class _ServerInfo(msgspec.Struct):
     enable_cache_report: bool | None = None
     disable_radix_cache: bool = False
     kv_events: Any = None
+    disaggregation_mode: str | None = None
+    disaggregation_bootstrap_port: int | None = None
+
+
+_ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "null": Role.BOTH}
+"""By `disaggregation_mode`; "null" is that of a whole server."""
 
 
 async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
@@ -91,6 +98,8 @@ async def probe(http: WorkerHttp, models: ModelList) -> WorkerFacts | None:
         rank_problem=why_no_rank("SGLang", info.version, _RANK_HEADER_FROM),
         announced_events=None if events is None else _announced(events),
         offers_tokenize=not tokenize_problem,
+        role=_ROLES.get(info.disaggregation_mode or ""),
+        bootstrap_port=info.disaggregation_bootstrap_port,
         missing=tuple(what for what, is_missing in missing.items() if is_missing),
     )
 

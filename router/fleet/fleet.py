@@ -117,8 +117,8 @@ class Fleet:
         return any(member.watch.facts is None for member in self.members)
 
     def is_ready(self) -> bool:
-        """Whether at least one worker is usable, and the gateway is not draining."""
-        return not self.is_closing and any(view.is_up for view in self.core.workers())
+        """Whether some request can be answered, and the gateway is not draining."""
+        return not self.is_closing and self.core.can_serve()
 
     def suspect(self, worker_id: WorkerId) -> None:
         """Connecting failed: so it would for all ranks behind that URL. It is looked at at once."""

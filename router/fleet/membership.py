@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import zmq
 
@@ -86,7 +87,7 @@ class Membership:
         self._num_added = max(self._num_added, len(self._members))
         self.reconcile()
 
-    def add(self, url: str, **options: str) -> Member:
+    def add(self, url: str, **options: Any) -> Member:  # noqa: ANN401 - fields of WorkerConfig
         """One more. `options`: further fields of WorkerConfig. Raises WrongWorker: what can't be added."""
         entry = WorkerConfig(url=url, **options)
         spec, mistakes = expand_worker(entry, self._settings.fleet_defaults, index=self._num_added)

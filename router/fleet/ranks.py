@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from indexer.adapters import ADAPTERS
-from policies.types import Worker
+from policies.types import Role, Transfer, Worker
 from router.discovery import TemplateError, WorkerSpec, at_rank
 from router.engines import AnnouncedEvents, WorkerFacts
 from router.worker_address import WorkerAddress
@@ -53,7 +53,9 @@ def _rank(spec: WorkerSpec, facts: WorkerFacts, number: int | None) -> Rank:
         models=facts.models,
         engine=facts.engine,
         version=facts.version,
-        role=spec.role,
+        role=(role := facts.role or spec.role),
+        transfer=_transfer(spec, facts, role),
+        prefills_alone=facts.engine != "sglang" or role is not Role.DECODE,
         dp_rank=number,
         block_tokens=facts.block_tokens,
         num_blocks=facts.num_blocks,
@@ -61,6 +63,18 @@ def _rank(spec: WorkerSpec, facts: WorkerFacts, number: int | None) -> Rank:
         replays_events=endpoints is not None and endpoints.replay is not None,
     )
     return Rank(worker, endpoints, problem)
+
+
+def _transfer(spec: WorkerSpec, facts: WorkerFacts, role: Role) -> Transfer | None:
+    """SGLang has one protocol; which connector a vLLM server has is configured, since it does not tell."""
+    if role is Role.BOTH or facts.engine not in ("vllm", "sglang"):
+        return None
+    if facts.engine == "sglang":
+        port = spec.bootstrap_port or facts.bootstrap_port
+        return Transfer(protocol="sglang", port=port, num_ranks=facts.num_ranks)
+    host, _, port_text = (spec.kv_address or "").rpartition(":")
+    port = int(port_text) if port_text else spec.bootstrap_port
+    return Transfer(protocol=spec.connector, host=host, port=port, num_ranks=facts.num_ranks)
 
 
 def _why_predicted(facts: WorkerFacts) -> str:

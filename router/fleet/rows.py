@@ -31,7 +31,8 @@ def _row(member: Member, rank: Rank | None, view: WorkerView | None, core: Routi
         "server": member.id,
         "dp_rank": number,
         "url": watch.spec.url,
-        "role": watch.spec.role.value,
+        "role": (rank.worker.role if rank is not None else watch.spec.role).value,
+        "hand_over": _hand_over(rank),
         "state": view.state if view is not None else "pending",
         "error": watch.error or None,
         "trust": _trust(rank, view),
@@ -43,6 +44,19 @@ def _row(member: Member, rank: Rank | None, view: WorkerView | None, core: Routi
         "kv_events": endpoints.events if endpoints is not None else watch.spec.kv_events,
         "kv_replay": endpoints.replay if endpoints is not None else watch.spec.kv_replay,
         "events": _events(view, core.feed),
+    }
+
+
+def _hand_over(rank: Rank | None) -> dict[str, Any] | None:
+    """By which protocol its prompts reach another worker, or another's reach it."""
+    if rank is None or (transfer := rank.worker.transfer) is None:
+        return None
+    alone = rank.worker.prefills_alone
+    return {
+        "protocol": transfer.protocol,
+        "host": transfer.host,
+        "port": transfer.port,
+        "prefills_alone": alone,
     }
 
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from policies.types import WorkerId
+from policies.types import Verdict, WorkerId
 from router.core.routing import RoutingCore
 from router.metrics import table
 from router.metrics.export import family_of, text_slices
@@ -40,6 +40,10 @@ class Metrics(Collector):
         self._expected_cached = self._counter(table.EXPECTED_CACHED)
         self._reported_cached = self._counter(table.REPORTED_CACHED)
         self._overlap_lost = self._counter(table.OVERLAP_LOST)
+        self._disagg_decisions = self._counter(table.DISAGG_DECISIONS)
+        self._hand_over_failures = self._counter(table.HAND_OVER_FAILURES)
+        self._prefill_leg = self._histogram(table.PREFILL_LEG)
+        self._kv_transfer = self._histogram(table.KV_TRANSFER)
         self._ttft = self._histogram(table.TTFT)
         self._itl = self._histogram(table.ITL)
         self._duration = self._histogram(table.DURATION)
@@ -94,6 +98,20 @@ class Metrics(Collector):
     def overlap_lost(self, worker_id: str, tokens: int) -> None:
         """That worker was chosen although another candidate had `tokens` more of the prompt cached."""
         self._overlap_lost.add((worker_id,), tokens)
+
+    def disagg_decided(self, verdict: Verdict) -> None:
+        self._disagg_decisions.add(("remote" if verdict.is_remote else "local", verdict.reason))
+
+    def hand_over_failed(self, worker_id: str, leg: str, code: str) -> None:
+        """`leg` is prefill or decode; `code` the error's."""
+        self._hand_over_failures.add((worker_id, leg, code))
+
+    def prefill_leg(self, worker_id: str, seconds: float) -> None:
+        self._prefill_leg.observe((worker_id,), seconds)
+
+    def kv_transfer(self, worker_id: str, seconds: float) -> None:
+        """Seconds from the decode leg's dispatch to its first token."""
+        self._kv_transfer.observe((worker_id,), seconds)
 
     def token_fallback(self, reason: str) -> None:
         self._token_fallbacks.add((reason,))

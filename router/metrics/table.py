@@ -85,6 +85,32 @@ OVERLAP_LOST = Metric(
     ("worker",),
     "Prompt tokens that another candidate had cached beyond those of the worker that was chosen.",
 )
+DISAGG_DECISIONS = Metric(
+    "kvgate_disagg_decisions_total",
+    COUNTER,
+    ("prefill", "reason"),
+    "Requests for decode workers, by where their prompt is computed (remote, local) and why.",
+)
+HAND_OVER_FAILURES = Metric(
+    "kvgate_hand_over_failures_total",
+    COUNTER,
+    ("worker", "leg", "code"),
+    "Legs of hand-overs that failed (leg: prefill, decode), by the worker and the error's code.",
+)
+PREFILL_LEG = Metric(
+    "kvgate_prefill_leg_seconds",
+    HISTOGRAM,
+    ("worker",),
+    "From a prompt's dispatch to a prefill worker to the end of its answer.",
+    TTFT_BUCKETS,
+)
+KV_TRANSFER = Metric(
+    "kvgate_kv_transfer_seconds",
+    HISTOGRAM,
+    ("worker",),
+    "From the dispatch of a prompt that a prefill worker has computed to the decode worker's first token.",
+    TTFT_BUCKETS,
+)
 TTFT = Metric(
     "kvgate_ttft_seconds",
     HISTOGRAM,
@@ -215,6 +241,10 @@ COUNTED = (
     EXPECTED_CACHED,
     REPORTED_CACHED,
     OVERLAP_LOST,
+    DISAGG_DECISIONS,
+    HAND_OVER_FAILURES,
+    PREFILL_LEG,
+    KV_TRANSFER,
     TTFT,
     ITL,
     DURATION,

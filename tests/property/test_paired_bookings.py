@@ -1,4 +1,5 @@
-"""Requests on two workers under any interleaving: the books stay right, and nothing is left when all have ended."""
+"""Requests on two workers under any interleaving: the books stay right, and nothing is left when all have
+ended."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class PairedBookings(RuleBasedStateMachine):
         self.in_flight = set()
 
     @rule(request_id=ids, family=st.integers(0, 2), length=st.integers(0, 5_000), stream=st.booleans(),
-          stays=st.sampled_from(["", "a batch"]), attempt=st.integers(0, 1), tried=st.sets(st.sampled_from(NAMES)))  # fmt: skip
+          stays=st.sampled_from(["", "a batch"]), attempt=st.integers(0, 1),
+          tried=st.sets(st.sampled_from(NAMES)))  # fmt: skip
     def route(self, request_id, family, length, stream, stays, attempt, tried):
         if request_id in self.in_flight:
             return

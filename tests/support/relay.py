@@ -119,6 +119,16 @@ class Gateway:
             return await client.answer(without_body=data.startswith(b"HEAD "))
 
 
+class NoEngineIds:
+    """Of fleets whose protocol asks for none."""
+
+    async def engine_id(self, worker: Worker) -> str:
+        raise AssertionError("no bootstrap server is asked here")
+
+    def forget(self, worker: Worker) -> None:
+        pass
+
+
 @contextlib.asynccontextmanager
 async def gateway(
     *workers: RawWorker | str,
@@ -147,6 +157,7 @@ async def gateway(
         clock=CLOCK,
         fleet=fleet,
         dialer=Dialer(worker_tls or system_trust(), HostNames(CLOCK)),
+        engine_ids=NoEngineIds(),
         limits=relay_limits,
     )
     server = Server(

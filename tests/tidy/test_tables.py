@@ -13,6 +13,7 @@ from policies import POLICIES
 from router.cli import COMMANDS
 from router.discovery import SOURCES
 from router.engines import ENGINES
+from router.hand_over import PROTOCOLS
 from tests.tidy.sources import ROOT, nothing
 
 # folder -> (files of the rows of its table, other files of the folder)
@@ -25,6 +26,7 @@ PLUG_POINTS: dict[str, tuple[set[str], set[str]]] = {
     "router/engines": (
         set(ENGINES),
         {
+            "bootstrap",
             "control",
             "describe",
             "facts",
@@ -37,6 +39,7 @@ PLUG_POINTS: dict[str, tuple[set[str], set[str]]] = {
             "tokenize",
         },
     ),
+    "router/hand_over": (set(PROTOCOLS), {"base", "one_token", "whole"}),
     "router/discovery": (set(SOURCES), {"base", "templates"}),
 }
 

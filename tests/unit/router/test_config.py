@@ -334,7 +334,7 @@ def test_mistakes_in_workers():
     assert mistakes_in_yaml(text) == [
         "k.yaml: workers[0]: must be a URL, or a mapping with a url",
         "k.yaml: workers[1].rol: unknown (did you mean role?); allowed: "
-        "url, name, kv_events, kv_replay, role, api_key",
+        "url, name, kv_events, kv_replay, role, bootstrap_port, kv_address, connector, api_key",
         "k.yaml: workers[2].role: must be one of both, prefill, decode, not 'cook'",
         "k.yaml: workers[3]: must be a URL, or a mapping with a url",
     ]

@@ -14,10 +14,13 @@ class Entry:
     kv_replay: str | None = None
     role: str = "both"
     api_key: str | None = None
+    bootstrap_port: int | None = None
+    kv_address: str | None = None
+    connector: str | None = None
 
 
 def expand(urls=(), entries=(), **fleet):
-    return expand_workers(urls, entries, FleetDefaults(**fleet))
+    return expand_workers(urls, {"workers": entries}, FleetDefaults(**fleet))
 
 
 def test_a_fleet_by_template():

@@ -1,0 +1,248 @@
+"""Requests whose prompt one worker computes and another decodes: the order of their two legs, and what
+follows when one of them fails.
+
+What the legs say is in `hand_over`, bytes go through `exchange`, both workers were chosen and booked by the
+core."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from typing import Protocol
+
+from policies.types import Decision, Worker, WorkerId
+from router.call import Call
+from router.core.outcome import Outcome
+from router.core.routing import RoutingCore
+from router.errors import (
+    HandOverRefused,
+    PrefillFailed,
+    PrefillRefused,
+    RouterError,
+    WorkerError,
+    WorkerProtocolError,
+    WorkerTimeout,
+    WorkerUnavailable,
+)
+from router.exchange import Exchanges, Opened
+from router.hand_over import PROTOCOLS, HandOver, HandOverProtocol, IncompleteAnswer, Leg
+from router.limits import HAND_OVER_WARNINGS_MAX
+from router.metrics import Metrics
+from router.tasks import start_task
+from router.wire.http1 import ResponseHead
+from router.wire.usage import usage_of
+
+_logger = logging.getLogger("kvgate.legs")
+
+_RETRIED_STATUSES = (408, 429)
+"""Of the client errors, those that another worker may not answer with."""
+
+
+class EngineIds(Protocol):
+    """Bootstrap servers of prefill workers, which name their engines."""
+
+    async def engine_id(self, worker: Worker) -> str:
+        """Raises WorkerError."""
+
+    def forget(self, worker: Worker) -> None:
+        """Its engine may be another one by now."""
+
+
+class Legs:
+    """`lease_seconds`: for so long a prefill worker keeps what it has computed."""
+
+    def __init__(
+        self,
+        *,
+        core: RoutingCore,
+        exchanges: Exchanges,
+        metrics: Metrics,
+        engine_ids: EngineIds,
+        max_retries: int,
+        lease_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._core = core
+        self._exchanges = exchanges
+        self._metrics = metrics
+        self._engine_ids = engine_ids
+        self._max_retries = max_retries
+        self._lease_seconds = lease_seconds
+        self._clock = clock
+        self._draining: set[asyncio.Task[None]] = set()
+        self._warned: set[tuple[WorkerId, str]] = set()
+
+    async def run(self, call: Call, decision: Decision) -> None:
+        """The whole request. Raises RouterError; what the core has booked is left to the caller."""
+        assert decision.worker.transfer is not None
+        protocol = PROTOCOLS[decision.worker.transfer.protocol]
+        if protocol.is_concurrent:
+            await self._run_at_once(call, decision, protocol)
+        else:
+            await self._run_in_turn(call, decision, protocol)
+
+    def close(self) -> None:
+        """Nobody waits any more for prefill answers that are still being read."""
+        for task in self._draining:
+            task.cancel()
+
+    # One after the other
+
+    async def _run_in_turn(self, call: Call, decision: Decision, protocol: HandOverProtocol) -> None:
+        leg = await self._computed(call, decision, protocol)
+        if leg is None:
+            await self._exchanges.relay(call, decision.worker)
+            return
+        computed_at = self._clock()
+        opened = await self._exchanges.open(decision.worker)
+        if self._clock() - computed_at >= self._lease_seconds:
+            opened.connection.abort()
+            raise self._refused(decision.worker, "the prefill worker keeps its KV no longer", "lease_over")
+        call.transfer_began_at = self._clock()
+        try:
+            await self._exchanges.relay_over(call, opened, leg)
+        except HandOverRefused as error:
+            raise self._refused(decision.worker, error.message, error.code) from None
+
+    def _refused(self, worker: Worker, message: str, code: str) -> HandOverRefused:
+        self._metrics.hand_over_failed(worker.id, "decode", code)
+        return HandOverRefused(message, code=code)
+
+    async def _computed(self, call: Call, decision: Decision, protocol: HandOverProtocol) -> Leg | None:
+        """What the decode worker is to be sent when its prompt is computed; None when it computes it
+        itself."""
+        prefill: Decision | None = decision.prefill
+        tried: set[WorkerId] = set()
+        num_tries = 0
+        while prefill is not None:
+            worker, num_tries = prefill.worker, num_tries + 1
+            try:
+                return await self._prefill(call, decision.worker, worker, protocol)
+            except WorkerError as error:
+                failure = error
+            self._metrics.hand_over_failed(worker.id, "prefill", failure.code)
+            tried |= self._ranks_beside(worker)
+            if num_tries > self._max_retries:
+                tried |= {view.worker.id for view in self._core.workers()}
+            outcome = Outcome.TIMED_OUT if isinstance(failure, WorkerTimeout) else Outcome.WORKER_FAILED
+            prefill = self._core.prefill_failed(call.id, outcome, now=self._clock(), exclude=tried)
+        call.prefill_worker_id = ""
+        return None
+
+    async def _prefill(self, call: Call, decode: Worker, worker: Worker, protocol: HandOverProtocol) -> Leg:
+        """Raises WorkerError, or PrefillRefused for what the client is to blame for."""
+        call.prefill_worker_id = worker.id
+        hand_over = await self._hand_over(call, decode, worker, protocol)
+        began_at = self._clock()
+        answer = _checked(*await self._exchanges.collect(call, worker, protocol.prefill_leg(hand_over)))
+        try:
+            leg = protocol.decode_leg(hand_over, answer)
+        except IncompleteAnswer as error:
+            self._warn(worker, str(error))
+            self._engine_ids.forget(worker)
+            raise WorkerProtocolError(f"The prefill worker {worker.id}: {error}", code="incomplete") from None
+        self._answered(call, worker, answer, began_at)
+        return leg
+
+    def _answered(self, call: Call, worker: Worker, answer: bytes, began_at: float) -> None:
+        now = self._clock()
+        self._metrics.prefill_leg(worker.id, now - began_at)
+        usage = usage_of(answer)
+        cached = self._core.prefill_answered(
+            call.id,
+            now=now,
+            prompt_tokens=usage.prompt_tokens if usage is not None else None,
+            cached_tokens=usage.cached_tokens if usage is not None else None,
+        )
+        if cached is not None:
+            self._metrics.cached(worker.id, cached.expected, cached.reported)
+
+    # Both at once
+
+    async def _run_at_once(self, call: Call, decision: Decision, protocol: HandOverProtocol) -> None:
+        """The decode worker waits for the prefill worker, and fails with it; so both connections are there
+        before either is sent anything."""
+        assert decision.prefill is not None
+        decode, worker = decision.worker, decision.prefill.worker
+        call.prefill_worker_id = worker.id
+        hand_over = await self._hand_over(call, decode, worker, protocol)
+        opened = await self._exchanges.open(decode)
+        prefill: asyncio.Task[None] | None = None
+        try:
+            place = await self._open_prefill(worker)
+            prefill = self._start_draining(call, worker, place, protocol.prefill_leg(hand_over))
+            await self._exchanges.relay_over(call, opened, protocol.decode_leg(hand_over, b""))
+        except WorkerError as error:
+            if not isinstance(error, PrefillFailed):
+                self._metrics.hand_over_failed(decode.id, "decode", error.code)
+            raise
+        finally:
+            if not call.is_answered:
+                opened.connection.abort()
+                if prefill is not None:
+                    prefill.cancel()
+
+    async def _open_prefill(self, worker: Worker) -> Opened:
+        try:
+            return await self._exchanges.open(worker)
+        except WorkerError as error:
+            self._metrics.hand_over_failed(worker.id, "prefill", error.code)
+            raise PrefillFailed(error.message, code=error.code) from None
+
+    def _start_draining(self, call: Call, worker: Worker, place: Opened, leg: Leg) -> asyncio.Task[None]:
+        """Its answer is read to its end, also when that of the decode worker was quicker."""
+        task = start_task(self._drain(call, worker, place, leg), f"prefill leg of {call.id}")
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
+        return task
+
+    async def _drain(self, call: Call, worker: Worker, place: Opened, leg: Leg) -> None:
+        began_at = self._clock()
+        try:
+            answer = _checked(*await self._exchanges.collect_over(call, place, leg))
+        except RouterError as error:
+            self._metrics.hand_over_failed(worker.id, "prefill", error.code)
+            if not isinstance(error, PrefillRefused):
+                error = PrefillFailed(f"The prefill worker {worker.id}: {error.message}", code=error.code)
+            if call.relay is not None and not call.relay.begun:
+                call.relay.give_up(error)
+        else:
+            self._answered(call, worker, answer, began_at)
+
+    # Both ways
+
+    async def _hand_over(
+        self, call: Call, decode: Worker, prefill: Worker, protocol: HandOverProtocol
+    ) -> HandOver:
+        engine_id = await self._engine_ids.engine_id(prefill) if protocol.asks_engine_id else ""
+        return HandOver(
+            body=call.request.body,
+            members=call.members or {},
+            endpoint=call.endpoint,
+            request_id=call.leg_id(),
+            number=secrets.randbits(63),
+            prefill=prefill,
+            decode=decode,
+            engine_id=engine_id,
+        )
+
+    def _ranks_beside(self, worker: Worker) -> set[WorkerId]:
+        return {view.worker.id for view in self._core.workers() if view.worker.url == worker.url}
+
+    def _warn(self, worker: Worker, text: str) -> None:
+        """Once for each thing: every request would say the same."""
+        if (worker.id, text) in self._warned or len(self._warned) >= HAND_OVER_WARNINGS_MAX:
+            return
+        self._warned.add((worker.id, text))
+        _logger.warning("prefill worker %s: %s", worker.id, text)
+
+
+def _checked(head: ResponseHead, body: bytes) -> bytes:
+    """The body of an answer that says that the prompt was computed. Raises RouterError."""
+    if 200 <= head.status < 300:
+        return body
+    if 400 <= head.status < 500 and head.status not in _RETRIED_STATUSES:
+        raise PrefillRefused(head.status, body)
+    raise WorkerUnavailable(f"The prefill worker answered {head.status}", code=f"status_{head.status}")
