@@ -19,6 +19,7 @@ from math import ceil, exp, sqrt
 from indexer.events import KvEvent
 from loadgen.block_pool import BlockPool
 from loadgen.decoders import Decoders
+from loadgen.engine_counters import EngineCounters
 from loadgen.sequences import EngineSequence
 from loadgen.step_time import StepTime, published_curves
 
@@ -55,24 +56,6 @@ class EngineSettings:
 
 
 @dataclass(slots=True)
-class EngineCounters:
-    """Totals since the engine started; the two cache counters are in tokens."""
-
-    prefix_cache_queries: int = 0
-    prefix_cache_hits: int = 0
-    prompt_tokens: int = 0
-    computed_prompt_tokens: int = 0
-    """Prompt tokens that prefill had to compute, those of preempted sequences again."""
-    generation_tokens: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    aborted: int = 0
-    steps: int = 0
-    busy_seconds: float = 0.0
-    """Sum of the steps' times."""
-
-
-@dataclass(slots=True)
 class StepOutput:
     """Who got its first token in this step and who its last, and the KV events that the step publishes. Made
     for every step, so not frozen: each field of a frozen dataclass is set by a call."""
@@ -100,6 +83,8 @@ class EngineModel:
         # are being computed, of which only the last may be left with a part of its prompt.
         self._decoders = Decoders()
         self._prefilling: list[EngineSequence] = []
+        # Finished ones whose blocks another engine has not fetched yet.
+        self._held: set[EngineSequence] = set()
         # The step, or the run of decode steps, in progress.
         self._chunks: list[EngineSequence] = []
         self._span = 0
@@ -116,8 +101,13 @@ class EngineModel:
         return len(self._waiting)
 
     @property
+    def num_held(self) -> int:
+        """Finished sequences whose blocks are kept for another engine."""
+        return len(self._held)
+
+    @property
     def kv_usage(self) -> float:
-        """Share of the blocks that running sequences use; cached ones without a user do not count."""
+        """Share of the blocks that running and held sequences use; cached ones have no user and do not count."""
         return 1.0 - self.pool.num_free / self.pool.num_usable
 
     def enqueue(self, sequence: EngineSequence) -> None:
@@ -139,6 +129,14 @@ class EngineModel:
         else:
             self._leave(sequence)
         sequence.finished = True
+
+    def release(self, sequence: EngineSequence) -> bool:
+        """Frees the blocks of a finished sequence that was handed over; False when they are gone already."""
+        if sequence not in self._held:
+            return False
+        self._held.remove(sequence)
+        self._free(sequence)
+        return True
 
     def reset_prefix_cache(self) -> bool:
         """Clears the cache when nothing runs; the event leaves with the next step, as in vLLM."""
@@ -218,6 +216,8 @@ class EngineModel:
             assert not sequence.finished
             assert len(sequence.block_ids) * sequence.block_tokens >= sequence.num_computed
             assert sequence.num_generated <= sequence.max_tokens
+        assert all(sequence.finished for sequence in self._held)
+        for sequence in (*running, *self._held):
             for block_id in sequence.block_ids:
                 users[block_id] = users.get(block_id, 0) + 1
         assert self.pool.num_usable - self.pool.num_free == len(users)
@@ -265,7 +265,8 @@ class EngineModel:
             budget -= count
 
     def _admit(self, sequence: EngineSequence) -> bool:
-        """Takes over the cached prefix if the whole sequence fits beside it. One token is always computed."""
+        """Takes over the cached prefix, and what was transferred behind it, if the whole sequence fits beside
+        it. One token is always computed."""
         size = sequence.block_tokens
         longest_hit = (sequence.num_tokens - 1) // size
         cached = self.pool.find_prefix(sequence.hashes[:longest_hit])
@@ -275,11 +276,13 @@ class EngineModel:
         self.pool.reuse(cached)
         sequence.block_ids = cached
         sequence.num_registered = len(cached)
-        sequence.num_computed = len(cached) * size
+        held = len(cached) * size
+        sequence.num_computed = max(held, min(sequence.transferred_tokens, sequence.num_tokens - 1))
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.num_computed
             self.counters.prefix_cache_queries += sequence.num_prompt_tokens
-            self.counters.prefix_cache_hits += sequence.num_computed
+            self.counters.prefix_cache_hits += held
+            self.counters.transferred_prompt_tokens += sequence.num_computed - held
         return True
 
     def _schedule(self, sequence: EngineSequence, count: int) -> None:
@@ -307,9 +310,13 @@ class EngineModel:
             for sequence in self._chunks:
                 after = sequence.num_computed + sequence.num_scheduled
                 active_tokens += after
+                if sequence.transferred_tokens and sequence.num_scheduled == 1:  # as a decoder's token
+                    num_decoders += 1
+                    continue
                 num_tokens += sequence.num_scheduled
                 num_squares += after * after - sequence.num_computed * sequence.num_computed
-            duration += times.prefill_ms(num_tokens, num_squares)
+            if num_tokens:
+                duration += times.prefill_ms(num_tokens, num_squares)
         if num_decoders:
             duration += times.decode_ms(num_decoders, active_tokens, steps)
         return duration
@@ -353,23 +360,33 @@ class EngineModel:
         return started
 
     def _finish(self, sequence: EngineSequence) -> None:
-        self._leave(sequence)
+        self._stop(sequence)
+        if sequence.is_handed_over:
+            self._held.add(sequence)
+        else:
+            self._free(sequence)
         sequence.finished = True
         self.counters.finished += 1
 
     def _preempt(self, sequence: EngineSequence) -> None:
         """Gives its blocks back; it starts again, ahead of all who wait, with what is then still cached."""
         self._leave(sequence)
-        sequence.num_computed = sequence.num_registered = 0
+        sequence.num_computed = sequence.num_registered = sequence.transferred_tokens = 0
         self._waiting.appendleft(sequence)
         self.counters.preemptions += 1
 
     def _leave(self, sequence: EngineSequence) -> None:
         """It runs no more. What it has computed stays cached."""
+        self._stop(sequence)
+        self._free(sequence)
+
+    def _stop(self, sequence: EngineSequence) -> None:
         if sequence in self._decoders:
             self._decoders.leave(sequence)
             self._register(sequence)
         elif sequence in self._prefilling:
             self._prefilling.remove(sequence)
+
+    def _free(self, sequence: EngineSequence) -> None:
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []

@@ -43,6 +43,11 @@ class EngineSequence:
     block_ids: list[BlockId] = field(default_factory=list)
     num_registered: int = 0
     """Leading blocks whose content is in the prefix cache."""
+    transferred_tokens: int = 0
+    """Prompt tokens whose KV was computed elsewhere and is here when it is admitted; the last is computed all
+    the same. Used up by a preemption."""
+    is_handed_over: bool = False
+    """Whether its blocks stay in use behind its last token, until `EngineModel.release`."""
     settled_at: int = 0
     finishes_at: int = 0
     """The decode step of its engine after which it has all its tokens."""

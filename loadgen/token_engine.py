@@ -36,7 +36,21 @@ class TokenEngine(EngineModel):
         cache_salt: str = "",
     ) -> TokenSequence:
         """Queues a request; see `enqueue`."""
-        sequence = TokenSequence(
+        sequence = self.sequence(request_id, prompt, max_tokens, adapter=adapter, cache_salt=cache_salt)
+        self.enqueue(sequence)
+        return sequence
+
+    def sequence(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int,
+        *,
+        adapter: str = "",
+        cache_salt: str = "",
+    ) -> TokenSequence:
+        """A request that is not queued yet."""
+        return TokenSequence(
             id=request_id,
             tokens=list(prompt),
             max_tokens=max_tokens,
@@ -45,8 +59,10 @@ class TokenEngine(EngineModel):
             cache_salt=cache_salt,
             digest=HASH_SEED,
         )
-        self.enqueue(sequence)
-        return sequence
+
+    def held_tokens(self, sequence: TokenSequence) -> int:
+        """Of its prompt, how many are cached now."""
+        return len(self.pool.find_prefix(sequence.hashes)) * self.settings.block_tokens
 
     def finish_step(self) -> TokenOutput:
         """Ends the scheduled step; everyone in it whose tokens are all computed has one more."""

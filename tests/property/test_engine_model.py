@@ -31,12 +31,35 @@ class EngineMachine(RuleBasedStateMachine):
         self.copies = Counter()
         self.parents = {}
         self.live = []
+        self.held = []
         self.now = 0.0
         self.tokens_due = 0
 
     @rule(prompt=prompts, max_tokens=st.integers(1, 12), salt=st.sampled_from(["", "s"]))
     def submit(self, prompt, max_tokens, salt):
         self.live.append(self.model.submit("r", prompt, max_tokens, cache_salt=salt))
+
+    @rule(prompt=prompts, share=st.floats(0, 1))
+    def submit_transferred(self, prompt, share):
+        sequence = self.model.sequence("r", prompt, 3)
+        sequence.transferred_tokens = int(share * len(prompt))
+        self.model.enqueue(sequence)
+        self.live.append(sequence)
+
+    @rule(prompt=prompts)
+    def submit_handed_over(self, prompt):
+        sequence = self.model.sequence("r", prompt, 1)
+        sequence.is_handed_over = True
+        self.model.enqueue(sequence)
+        self.live.append(sequence)
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data):
+        sequence = data.draw(st.sampled_from(self.held))
+        self.held.remove(sequence)
+        assert self.model.release(sequence)
+        assert not self.model.release(sequence)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), within_step=st.booleans())
@@ -53,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
         newcomers = [sequence for sequence in self.live if sequence.cached_tokens is None]
         ends_at = self.model.start_step(self.now)
         if ends_at is None:
-            assert not self.live, "whoever waits is served when nobody runs"
+            assert self.held or not self.live, "whoever waits is served when nobody runs"
             return
         assert ends_at > self.now
         self.now = ends_at
@@ -63,7 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def reset(self):
-        running = self.model.num_running
+        running = self.model.num_running + self.model.num_held
         done = self.model.reset_prefix_cache()
         assert done == (not running)
 
@@ -71,6 +94,7 @@ class EngineMachine(RuleBasedStateMachine):
     def counted(self):
         self.model.check()
         assert self.model.num_running + self.model.num_waiting == len(self.live)
+        assert self.model.num_held == len(self.held)
 
     @invariant()
     def no_more_copies_than_blocks(self):
@@ -78,10 +102,17 @@ class EngineMachine(RuleBasedStateMachine):
 
     def teardown(self):
         while self.live:
+            self._release_all()
             self.step()
+        self._release_all()
         assert self.model.kv_usage == 0.0
         counters = self.model.counters
         assert counters.prefix_cache_hits <= counters.prefix_cache_queries
+
+    def _release_all(self):
+        for sequence in self.held:
+            self.model.release(sequence)
+        self.held.clear()
 
     def _finish_step(self):
         output = self.model.finish_step()
@@ -94,6 +125,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(sequence.tokens) == sequence.num_prompt_tokens + sequence.num_generated
             assert sequence.finished == (sequence.num_generated == sequence.max_tokens)
         self.live = [sequence for sequence in self.live if not sequence.finished]
+        self.held += [sequence for sequence in output.finished if sequence.is_handed_over]
 
     def _check_stored(self, event):
         assert len(event.token_ids) == BLOCK * len(event.block_hashes)
@@ -108,7 +140,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _check_hit(self, sequence):
         """Cached is a whole number of blocks, and never the whole prompt."""
-        if sequence.cached_tokens is not None:
+        if sequence.cached_tokens is not None and not sequence.transferred_tokens:
             assert sequence.cached_tokens % BLOCK == 0
             assert sequence.cached_tokens <= (sequence.num_prompt_tokens - 1) // BLOCK * BLOCK
 

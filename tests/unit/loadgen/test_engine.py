@@ -234,3 +234,77 @@ def _submit(model, request):
         model.submit(request.id, prompt, 4, adapter=adapter, cache_salt=request.cache_salt)
         for prompt in request.prompts * (1 + (request.label in TWO_ANSWERS))
     ]
+
+
+def transferred(model, prompt, tokens, max_tokens=1):
+    sequence = model.sequence("r", prompt, max_tokens)
+    sequence.transferred_tokens = tokens
+    model.enqueue(sequence)
+    return sequence
+
+
+def test_of_a_transferred_prompt_only_the_last_token_is_computed():
+    model = small_model()
+    sequence = transferred(model, PROMPT, len(PROMPT))
+    _ends_at, output = step(model)
+    assert output.finished == [sequence]
+    assert sequence.cached_tokens == 9
+    assert model.counters.computed_prompt_tokens == 1
+    assert model.counters.transferred_prompt_tokens == 9
+    (event,) = stored(output.events)
+    assert event.token_ids == PROMPT[:8]
+
+
+def test_a_transferred_prompt_costs_what_a_decoder_costs():
+    model = small_model()
+    transferred(model, PROMPT, len(PROMPT))
+    ends_at, _output = step(model)
+    assert ends_at == pytest.approx(CURVES.decode_ms(1, len(PROMPT)) / 1000)
+
+
+def test_what_is_cached_here_is_no_transfer():
+    model = small_model()
+    answer(model, PROMPT[:6])
+    transferred(model, PROMPT, len(PROMPT))
+    step(model)
+    assert model.counters.prefix_cache_hits == 4
+    assert model.counters.transferred_prompt_tokens == 5
+
+
+def test_a_transferred_prompt_that_is_preempted_is_computed_here():
+    model = small_model(num_blocks=9)
+    old = model.submit("old", list(range(16)), 12)
+    step(model)
+    young = transferred(model, list(range(100, 112)), 12, max_tokens=6)
+    run_until_idle(model)
+    assert model.counters.preemptions == 1
+    assert old.finished
+    assert young.finished
+    assert young.transferred_tokens == 0
+    assert model.counters.computed_prompt_tokens > 16 + 1
+
+
+def test_blocks_that_are_handed_over_stay_until_they_are_released():
+    model = small_model()
+    sequence = model.sequence("r", PROMPT, 1)
+    sequence.is_handed_over = True
+    model.enqueue(sequence)
+    run_until_idle(model)
+    assert sequence.finished
+    assert (model.num_held, model.kv_usage) == (1, 3 / 16)
+    assert not model.reset_prefix_cache()
+    assert model.release(sequence)
+    assert not model.release(sequence)
+    assert (model.num_held, model.kv_usage) == (0, 0.0)
+    assert answer(model, PROMPT)[0].cached_tokens == 8, "and they are cached"
+    model.check()
+
+
+def test_a_hand_over_that_is_aborted_holds_nothing():
+    model = small_model()
+    sequence = model.sequence("r", PROMPT, 2)
+    sequence.is_handed_over = True
+    model.enqueue(sequence)
+    step(model)
+    model.abort(sequence)
+    assert (model.num_held, model.kv_usage) == (0, 0.0)
