@@ -107,7 +107,7 @@ class EngineModel:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the blocks that running and held sequences use; cached ones have no user and do not count."""
+        """Share of the blocks that running and held sequences use; what is only cached does not count."""
         return 1.0 - self.pool.num_free / self.pool.num_usable
 
     def enqueue(self, sequence: EngineSequence) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from indexer.events import AllBlocksCleared, BlockRemoved, BlockStored
 from loadgen.engine import EngineSettings
+from loadgen.engine_counters import EngineCounters
 from loadgen.step_time import published_curves
 from loadgen.token_engine import TokenEngine
 from tests.support.engines import answer, copies_after, run_until_idle, small_model, step
@@ -48,6 +49,21 @@ def test_a_prompt_of_whole_blocks_computes_its_last_block_again_and_stores_a_cop
     (copy,) = stored(again)
     assert copy.block_hashes == stored(events)[0].block_hashes[1:]
     assert copy.parent_hash == stored(events)[0].block_hashes[0]
+
+
+def test_all_that_an_answer_adds_to_the_counters():
+    model = small_model()
+    assert model.counters == EngineCounters()
+    answer(model, PROMPT)
+    assert model.counters == EngineCounters(
+        prefix_cache_queries=10,
+        prompt_tokens=10,
+        computed_prompt_tokens=10,
+        generation_tokens=1,
+        finished=1,
+        steps=1,
+        busy_seconds=pytest.approx(CURVES.prefill_ms(10, 100) / 1000),
+    )
 
 
 def test_another_tail_shares_the_head():
