@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,16 @@ class VllmInstance:
     """Data-parallel ranks; rank r publishes `r` ports further."""
     flags: tuple[str, ...] = ()
     """More of `vllm serve`."""
+    role: str = "both"
+    """As `kvgate serve` names it: `both`, `prefill`, `decode`."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """More of its process environment."""
     process: asyncio.subprocess.Process | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its worker."""
+        return f"{'engine' if self.role == 'both' else self.role}-{self.index}"
 
     @property
     def url(self) -> str:
@@ -74,6 +83,7 @@ class VllmInstance:
                     "VLLM_CPU_OMP_THREADS_BIND": "|".join(
                         str((self.index + rank) % (os.cpu_count() or 1)) for rank in range(self.num_ranks)
                     ),
+                    **self.variables,
                 },
                 stdout=log, stderr=asyncio.subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
@@ -131,15 +141,22 @@ def vllm_environment() -> Path:
     return environment
 
 
+def instance(index: int, environment: Path, logs: Path, **more: Any) -> VllmInstance:
+    """One on free ports, not started; `more` are further fields."""
+    ports = (free_port() for _ in range(3))
+    return VllmInstance(index, *ports, environment, logs / f"vllm-{index}.log", **more)
+
+
 @contextlib.asynccontextmanager
 async def two_engines(environment: Path, logs: Path, *flags: str) -> AsyncIterator[list[VllmInstance]]:
     """Instances that are up; `flags` are more of `vllm serve`."""
-    instances = [
-        VllmInstance(
-            i, free_port(), free_port(), free_port(), environment, logs / f"vllm-{i}.log", flags=flags
-        )
-        for i in range(2)
-    ]
+    async with started([instance(i, environment, logs, flags=flags) for i in range(2)]) as instances:
+        yield instances
+
+
+@contextlib.asynccontextmanager
+async def started(instances: list[VllmInstance]) -> AsyncIterator[list[VllmInstance]]:
+    """All at once, until they are up; killed at the end."""
     try:
         for instance in instances:
             await instance.start()
@@ -161,7 +178,8 @@ async def gateway_before(
         "workers:\n"
         + "".join(
             f"  - url: {engine.url}\n"
-            f"    name: engine-{engine.index}\n"
+            f"    name: {engine.name}\n"
+            f"    role: {engine.role}\n"
             f"    kv_events: tcp://127.0.0.1:{engine.events_port}\n"
             f"    kv_replay: tcp://127.0.0.1:{engine.replay_port}\n"
             for engine in engines
@@ -195,13 +213,18 @@ def until_heard(gateway: GatewayProcess, engines: list[VllmInstance]) -> Callabl
     """Waits until the gateway has every event that the engines have published."""
 
     async def wait() -> None:
-        living = [engine for engine in engines if engine.is_alive]
-        published = {f"engine-{engine.index}": await engine.last_published() for engine in living}
-
-        def heard(rows: list[dict[str, Any]]) -> bool:
-            last = {row["id"]: row["events"]["last_sequence"] for row in rows}
-            return all(number < 0 or last[name] == number for name, number in published.items())
-
-        await gateway.workers(until=heard)
+        await until_all_heard(gateway, engines)
 
     return wait
+
+
+async def until_all_heard(gateway: GatewayProcess, engines: list[VllmInstance]) -> None:
+    """Every event that living engines have published has reached the gateway."""
+    living = [engine for engine in engines if engine.is_alive]
+    published = {engine.name: await engine.last_published() for engine in living}
+
+    def heard(rows: list[dict[str, Any]]) -> bool:
+        last = {row["id"]: row["events"]["last_sequence"] for row in rows}
+        return all(number < 0 or last[name] == number for name, number in published.items())
+
+    await gateway.workers(until=heard)
