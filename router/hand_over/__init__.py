@@ -11,9 +11,10 @@ from router.hand_over.base import HandOver, HandOverProtocol, IncompleteAnswer, 
 from router.hand_over.mooncake import Mooncake
 from router.hand_over.nixl import Nixl
 from router.hand_over.p2p import P2p
+from router.hand_over.refusals import refuse_gateway_fields
 from router.hand_over.sglang import SGLang
 from router.hand_over.store import Store
-from router.hand_over.whole import num_prompts, refuse_gateway_fields, why_whole
+from router.hand_over.whole import num_prompts, why_whole
 
 __all__ = [
     "PROTOCOLS",

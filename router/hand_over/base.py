@@ -55,7 +55,7 @@ class HandOverProtocol(Protocol):
     """HandOver.engine_id is asked of the prefill worker's bootstrap server before."""
 
     takes_batches: bool
-    """Several prompts in one request can be handed over together."""
+    """Several prompts in one request, or several answers to one, can be handed over together."""
 
     def prefill_leg(self, hand_over: HandOver) -> Leg: ...
 
@@ -67,6 +67,7 @@ class HandOverProtocol(Protocol):
 def transfer_host(worker: Worker) -> str:
     """Where the other side reaches a worker's bootstrap server or KV socket; IPv6 in brackets."""
     transfer = worker.transfer
-    if transfer is not None and transfer.host:
-        return transfer.host
-    return WorkerAddress.parse(worker.url).bracketed_host
+    if transfer is None or not transfer.host:
+        return WorkerAddress.parse(worker.url).bracketed_host
+    host = transfer.host
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

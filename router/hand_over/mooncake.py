@@ -14,6 +14,14 @@ BOOTSTRAP_PORT = 8998
 """VLLM_MOONCAKE_BOOTSTRAP_PORT's default."""
 
 
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+
+
 class Mooncake:
     """See HandOverProtocol. The legs could leave at once; one after the other, a prompt that is not computed
     is known before the decode worker waits for it."""
@@ -35,6 +43,7 @@ class Mooncake:
     def decode_leg(self, hand_over: HandOver, answer: bytes) -> Leg:
         if not hand_over.engine_id:
             raise IncompleteAnswer("its bootstrap server has named no engine")
+        _check_end(answer)
         transfer = hand_over.prefill.transfer
         port = (transfer.port if transfer is not None else None) or BOOTSTRAP_PORT
         parameters = {
@@ -46,6 +55,17 @@ class Mooncake:
         }
         body = with_members(hand_over.body, {"kv_transfer_params": msgspec.json.encode(parameters)})
         return Leg(body, hand_over.request_id)
+
+
+def _check_end(answer: bytes) -> None:
+    """What ends by anything but its length has its blocks released, and the answer carries no other sign."""
+    try:
+        choices = msgspec.json.decode(answer, type=_Answer).choices
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise IncompleteAnswer(f"its answer is not understood: {error}") from None
+    reasons = [choice.finish_reason for choice in choices]
+    if reasons != ["length"]:
+        raise IncompleteAnswer(f"its answer ended by {reasons}, not by its length: its blocks are released")
 
 
 def _transfer_id(hand_over: HandOver) -> str:

@@ -26,6 +26,7 @@ _IF_PRESENT = {
     "stop": b"null",
     "stop_token_ids": b"null",
     "logprobs": b"null",
+    "logprob_token_ids": b"null",  # refused without logprobs
 }
 """What would be refused, or cost, with one token that nobody reads."""
 

@@ -26,15 +26,14 @@ class P2p:
 
 
 def _request_id(hand_over: HandOver) -> bytes:
-    """Engines find the addresses by their three underscores; what the client called it stands behind."""
+    """Engines find the addresses by their underscores and take what stands before the *last* colon and digits
+    as the decode side's host: the rest of the id may hold neither."""
     prefill, decode = _kv_address(hand_over.prefill), _kv_address(hand_over.decode)
-    return b"___prefill_addr_%b___decode_addr_%b_%b" % (
-        prefill,
-        decode,
-        hand_over.request_id.replace(b"___", b"-"),
-    )
+    unique = hand_over.request_id.replace(b"___", b"-").replace(b":", b"-")
+    return b"___prefill_addr_%b___decode_addr_%b_%b" % (prefill, decode, unique)
 
 
 def _kv_address(worker: Worker) -> bytes:
-    assert worker.transfer is not None
-    return f"{transfer_host(worker)}:{worker.transfer.port}".encode()
+    port = worker.transfer.port if worker.transfer is not None else None
+    assert port is not None, f"{worker.id} has no KV address"
+    return f"{transfer_host(worker)}:{port}".encode()

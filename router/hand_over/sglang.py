@@ -44,8 +44,11 @@ class SGLang:
 
 def _room(hand_over: HandOver, index: int) -> int:
     """One for each prompt. Of several ranks the prefill server takes the one that remains when the room is
-    divided by their number, and the decode server counts on that."""
+    divided by their number, and the decode server counts on that. Where the rank is the server's choice, any
+    room will do."""
     transfer, rank = hand_over.prefill.transfer, hand_over.prefill.dp_rank
-    num_ranks = transfer.num_ranks if transfer is not None else 1
+    if transfer is None or rank is None:
+        return (hand_over.number + index) % ROOMS
+    num_ranks = transfer.num_ranks
     room = hand_over.number - hand_over.number % num_ranks + index * num_ranks
-    return (room + (rank or 0)) % (ROOMS // num_ranks * num_ranks)
+    return (room + rank) % (ROOMS // num_ranks * num_ranks)

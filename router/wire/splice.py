@@ -25,5 +25,5 @@ def with_members(body: bytes, members: Mapping[str, bytes]) -> bytes:
         return body
     end = body.rindex(b"}")
     added = b",".join(b'"%b":%b' % (name.encode(), value) for name, value in members.items())
-    separator = b"" if body[:end].rstrip().endswith(b"{") and not members_of(body) else b","
+    separator = b"" if body[:end].rstrip().endswith(b"{") else b","
     return b"".join((body[:end], separator, added, body[end:]))
