@@ -39,7 +39,7 @@ PLUG_POINTS: dict[str, tuple[set[str], set[str]]] = {
             "tokenize",
         },
     ),
-    "router/hand_over": (set(PROTOCOLS), {"base", "one_token", "whole"}),
+    "router/hand_over": (set(PROTOCOLS), {"base", "one_token", "refusals", "whole"}),
     "router/discovery": (set(SOURCES), {"base", "templates"}),
 }
 
