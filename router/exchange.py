@@ -137,7 +137,7 @@ class Exchanges:
         head, request = call.head, call.request
         lines = [head.method, b" ", head.target, b" HTTP/1.1\r\n", pool.lines, head.forward]
         lines.append(self._client_keys.forwarded(head, has_worker_key=pool.has_key))
-        if not pool.names_rank:
+        if leg is None and not pool.names_rank:  # legs find each other by ranks that the client can't know
             lines.append(head.rank_lines)
         via = b"%b, %b" % (head.via, self._via) if head.via else self._via
         request_id, body = (call.request_id, request.body) if leg is None else (leg.request_id, leg.body)

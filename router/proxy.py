@@ -224,8 +224,10 @@ class Proxy:
 
     def _consider_split(self, call: Call) -> None:
         """Whether two workers may share it. Raises BadRequest for what only a gateway may say."""
-        body, endpoint = call.request.body, call.endpoint
-        call.members = members_of(body) if body and not call.head.is_encoded else None
+        endpoint = call.endpoint
+        is_json = endpoint.kind is EndpointKind.INFERENCE and not call.head.is_encoded
+        body = call.request.body if is_json else b""
+        call.members = members_of(body)
         refuse_gateway_fields(body, call.members, call.head)
         protocols = self.core.hand_over_protocols
         takes_batches = all(PROTOCOLS[name].takes_batches for name in protocols)

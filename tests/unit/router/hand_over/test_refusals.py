@@ -3,6 +3,7 @@ import pytest
 from router.errors import BadRequest
 from router.hand_over.refusals import GATEWAY_FIELDS, refuse_gateway_fields
 from router.wire.http1 import RequestHead
+from router.wire.limits import LENIENT_BYTES
 from router.wire.splice import members_of
 
 
@@ -50,6 +51,17 @@ def test_in_a_body_that_is_too_deep_to_be_read():
     deep = b"[" * 100_000 + b"]" * 100_000
     assert refused(b'{"x":' + deep + b',"kv_transfer_params":{}}') == "kv_transfer_params"
     assert refused(b'{"x":' + deep + b"}") is None
+
+
+LONG = b'"' + b"x" * LENIENT_BYTES + b'"'
+
+
+def test_in_a_long_body_that_strict_readers_refuse_as_it_is_spelled_or_escaped():
+    assert refused(b'{"x":NaN,"y":' + LONG + b',"bootstrap_room":1}') == "bootstrap_room"
+    assert refused(b'{"x":NaN,"y":' + LONG + b',"z":"\\u00e9"}') is None
+    hidden = b'{"x":NaN,"y":' + LONG + b',"bootstrap_roo\\u006d":1}'
+    with pytest.raises(BadRequest, match="may not be escaped"):
+        refuse_gateway_fields(hidden, None, head())
 
 
 @pytest.mark.parametrize("holder", ["vllm_xargs", "sampling_params"])
