@@ -130,6 +130,9 @@ class EngineTimes:
     """Of requests, for each candidate."""
     batched_tokens: int
     """The most tokens of prefill in one step."""
+    handed_over_ms: Sequence[float | None] | None = None
+    """Until the first token where a prefill worker computes the prompt, which is told of rows that would have
+    it computed so; None: the row computes it itself. No column: all do."""
 
 
 @dataclass(slots=True, kw_only=True)

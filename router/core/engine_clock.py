@@ -85,6 +85,10 @@ class EngineClock:
     def wait_ms(self, now: float) -> float:
         return (self.empty_at - now) * 1000 if self.empty_at > now else 0.0
 
+    def is_calm(self, since: float) -> bool:
+        """Whether no prompt waits here, and none was computed since then, as far as was seen."""
+        return not self._waiting and self._first_token_at < since
+
     def refresh(self, now: float) -> None:
         """Brings `prefill` and `step` up to date. What other workers teach is known within a second."""
         if now < self.stale_at:

@@ -20,6 +20,7 @@ from router.core.overlap import Beliefs
 from router.core.parity import ParityChecks
 from router.core.planning import Planner
 from router.core.timekeeper import Timekeeper
+from router.core.transfers import TransferTimes
 from router.core.workers import WorkerChanges, WorkerEntry, WorkerTable, WorkerView
 
 
@@ -46,6 +47,7 @@ class FleetState:
         self._workers = WorkerTable(self._beliefs.is_free, hashing)
         self._loads = ActiveSequences()
         self._timekeeper = Timekeeper(self._loads)
+        self._transfers = TransferTimes()
         self._planner = Planner(self._workers, self._loads, self._beliefs, self._timekeeper)
 
     @property
@@ -81,7 +83,9 @@ class FleetState:
             self._loads.add_worker(entry.slot)
             self._timekeeper.add_worker(entry.slot, entry.worker)
             self._parity.add(entry.slot, entry.worker, entry.space)
-        self._planner.keep_ratios_of({worker.base_model for worker in workers})
+        base_models = {worker.base_model for worker in workers}
+        self._planner.keep_ratios_of(base_models)
+        self._transfers.keep(base_models)
         return changes
 
     def observe_health(self, worker_id: WorkerId, sign: HealthSign, *, now: float) -> None:

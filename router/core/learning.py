@@ -52,6 +52,11 @@ class Shape:
         if self._num_samples <= SHAPE_SOLVED_ALWAYS or self._num_samples % SHAPE_SOLVED_EACH == 0:
             self._solve()
 
+    def fade(self, left: float) -> None:
+        """What was observed weighs so much of what it did."""
+        self._gram = [[left * value for value in row] for row in self._gram]
+        self._moment = [left * value for value in self._moment]
+
     def _solve(self) -> None:
         total = sum(map(sum, self._gram))
         if total <= 0:

@@ -128,14 +128,24 @@ with grouped heads in 16 bits) over 100 Gbit/s. On the quick side: a slow networ
 hand-overs, but one that is never tried shows nothing."""
 
 TRANSFER_MEMORY = 0.9
-"""What a hand-over still weighs after one more. Samples are cut at a multiple of what is known, so that the
-first ones on a slow network say too little and must be forgotten soon."""
+"""What a hand-over still weighs after one more: about the last ten count. Samples are cut at a multiple of
+what is known, so that the first ones on a network that became slow say too little: to be forgotten soon."""
 
 TRANSFER_SAMPLE_MS = 20.0
 """About what a hand-over takes besides its length: samples are weighed by it."""
 
-TRANSFER_SECONDS = 300.0
-"""After so long without hand-overs what they taught weighs a third."""
+TRANSFER_SECONDS = 120.0
+"""After so long without hand-overs what they taught weighs a third. A network that takes a hundred times the
+prior is tried again after some five minutes, with one prompt."""
+
+TRANSFER_FIRST_SAMPLES = 3
+TRANSFER_SLOW = (50.0, 1.1, 0.0)
+"""The first hand-overs are believed up to what 1 Gbit/s would take, so that a slow network is left alone
+after one; with a cut at a multiple of the prior it took ten."""
+
+TRANSFER_BUSY_WEIGHT = 0.1
+"""Of a hand-over that may have waited for a prompt of the decode worker's own: it says too much, but is
+better than nothing where that is the rule."""
 
 STALL_WEIGHT = 0.1
 """How much a millisecond of each stream that a prefill stalls weighs against one of the first token: the

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 
-from policies.types import Role, RoutingRequest, Verdict, WorkerId
-from router.core.candidates import held_tokens
+from policies.types import Role, RoutingRequest, Verdict, Worker, WorkerId
+from router.core.candidates import Inputs, held_tokens
 from router.core.disagg import DisaggRules, Facts, Mode, Reason, decide, forced
 from router.core.loads import ActiveSequences
 from router.core.planning import Plan, Planner
@@ -19,7 +20,7 @@ from router.core.pool_policies import PoolPolicies
 from router.core.pools import Part, Pool
 from router.core.prompt import Prompt
 from router.core.timekeeper import Timekeeper
-from router.core.transfers import Side, TransferTimes, forecast
+from router.core.transfers import Side, TransferTimes, forecast, link_of
 from router.core.workers import WorkerEntry, WorkerTable
 from router.errors import NoWorkers
 
@@ -37,6 +38,8 @@ class Asked:
     now: float
     exclude: Collection[WorkerId] = ()
     attempt: int = 0
+    legs: dict[str, Plan | None] = field(default_factory=dict)
+    """By protocol, what the prefill workers can do for it, as far as that was asked."""
 
 
 class Pairing:
@@ -67,8 +70,10 @@ class Pairing:
         plan = self._plan_whole(asked, Part.WHOLE if asked.request.stays_whole else Part.ANSWER)
         if plan.entry.worker.role is not Role.DECODE:
             return plan
-        leg = self._plan_leg(asked, plan)
-        plan.decision.verdict = verdict = self._judge(asked, plan, leg)
+        leg = self._leg_for(asked, plan.entry.worker)
+        plan.decision.verdict = verdict = self._judge(asked, plan.inputs, plan.entry, leg)
+        if leg is not None:
+            plan.transfer_after_ms = _computed_after(verdict)
         if leg is not None and verdict.is_remote:
             plan.pair(leg)
             return plan
@@ -82,7 +87,7 @@ class Pairing:
         """Another prefill worker for a request whose decode worker stays; None when there is none."""
         inputs = plan.inputs
         asked = Asked(inputs.request, inputs.prompt, rng, now, exclude, plan.decision.attempt)
-        return self._plan_leg(asked, plan)
+        return self._leg_for(asked, plan.entry.worker)
 
     def require_fallback(self, plan: Plan) -> None:
         """Raises NoWorkers where the decode worker may not, or cannot, compute the prompt."""
@@ -122,6 +127,7 @@ class Pairing:
             now=asked.now,
             attempt=asked.attempt,
             looks_up=has_decode and self.rules.needs_overlap,
+            handed_over=partial(self._handed_over, asked) if has_decode and part is Part.ANSWER else None,
         )
 
     def _without_unreachable(self, asked: Asked, pool: Pool) -> Pool:
@@ -140,11 +146,17 @@ class Pairing:
     def _prefill_pool(self, asked: Asked, protocol: str) -> Pool | None:
         return self._workers.prefill_pool(asked.request.model, protocol, asked.exclude)
 
-    def _plan_leg(self, asked: Asked, plan: Plan) -> Plan | None:
-        transfer = plan.entry.worker.transfer
-        if transfer is None or asked.request.stays_whole:
+    def _leg_for(self, asked: Asked, decode: Worker) -> Plan | None:
+        """Of the prefill worker that is chosen for a decode worker; None where there is none."""
+        if decode.transfer is None or asked.request.stays_whole:
             return None
-        pool = self._prefill_pool(asked, transfer.protocol)
+        protocol = decode.transfer.protocol
+        if protocol not in asked.legs:
+            asked.legs[protocol] = self._plan_leg(asked, protocol)
+        return asked.legs[protocol]
+
+    def _plan_leg(self, asked: Asked, protocol: str) -> Plan | None:
+        pool = self._prefill_pool(asked, protocol)
         if pool is None:
             return None
         # Its answer ends with its prompt: that it is computed is seen as a stream's first token shows it.
@@ -157,12 +169,13 @@ class Pairing:
             rng=asked.rng,
             now=asked.now,
             attempt=asked.attempt,
+            looks_up=self.rules.mode is Mode.AUTO,
         )
 
     # The verdict
 
-    def _judge(self, asked: Asked, plan: Plan, leg: Plan | None) -> Verdict:
-        facts = self._facts(plan, leg)
+    def _judge(self, asked: Asked, inputs: Inputs, entry: WorkerEntry, leg: Plan | None) -> Verdict:
+        facts = self._facts(inputs, entry, leg)
         if asked.request.stays_whole:
             return forced(self.rules, facts, is_remote=False, reason=Reason.STAYS_WHOLE)
         if leg is None:
@@ -172,41 +185,51 @@ class Pairing:
                     "workers compute no prompts in their place: --disagg-fallback is off"
                 )
             return forced(self.rules, facts, is_remote=False, reason=Reason.NO_PREFILL_WORKER)
-        if asked.attempt and plan.entry.worker.prefills_alone:
+        if asked.attempt and entry.worker.prefills_alone:
             return forced(self.rules, facts, is_remote=False, reason=Reason.RETRIED)
         return decide(self.rules, facts)
 
-    def _facts(self, plan: Plan, leg: Plan | None) -> Facts:
-        inputs, entry = plan.inputs, plan.entry
+    def _facts(self, inputs: Inputs, entry: WorkerEntry, leg: Plan | None) -> Facts:
         backlog = min(map(self._loads.prefill_tokens, leg.inputs.pool.slots)) if leg is not None else 0
         return Facts(
             prompt_tokens=inputs.num_tokens,
             cached_tokens=held_tokens(inputs, entry.slot),
             prefill_backlog_tokens=backlog,
-            decode_usage=self._usage(plan, entry) if self.rules.decode_usage_max is not None else None,
-            times_ms=self._forecast(plan, leg) if leg and self.rules.mode is Mode.AUTO else None,
+            decode_usage=self._usage(inputs, entry) if self.rules.decode_usage_max is not None else None,
+            times_ms=self._forecast(inputs, entry, leg) if leg and self.rules.mode is Mode.AUTO else None,
         )
 
-    def _forecast(self, plan: Plan, leg: Plan) -> dict[str, float]:
-        now, num_tokens = plan.decision.now, plan.inputs.num_tokens
-        decode, prefill = self._side(plan, now), self._side(leg, now)
+    def _handed_over(self, asked: Asked, inputs: Inputs) -> list[float | None]:
+        """For a policy that weighs times: each row as the rules would have it."""
+        entries = map(self._workers.of_slot, inputs.pool.slots)
+        return [self._handed_over_ms(asked, inputs, entry) for entry in entries]
+
+    def _handed_over_ms(self, asked: Asked, inputs: Inputs, entry: WorkerEntry) -> float | None:
+        worker = entry.worker
+        if worker.role is not Role.DECODE or (leg := self._leg_for(asked, worker)) is None:
+            return None
+        verdict = self._judge(asked, inputs, entry, leg)
+        if worker.prefills_alone and not verdict.is_remote:
+            return None
+        times = verdict.times_ms or self._forecast(inputs, entry, leg)
+        return times["remote"]
+
+    def _forecast(self, inputs: Inputs, entry: WorkerEntry, leg: Plan) -> dict[str, float]:
+        now, num_tokens = inputs.now, inputs.num_tokens
+        decode, prefill = self._side(inputs, entry, now), self._side(leg.inputs, leg.entry, now)
         lacking = num_tokens - decode.cached_tokens
-        assert plan.entry.worker.transfer is not None
-        transfer_ms = self._transfers.of(plan.entry.worker.transfer.protocol, lacking, now)
-        times = forecast(num_tokens, decode, prefill, transfer_ms)
-        plan.transfer_after_ms = times["remote_wait"] + times["remote_prefill"]
-        return times
+        transfer_ms = self._transfers.of(link_of(entry.worker), lacking, now)
+        return forecast(num_tokens, decode, prefill, transfer_ms)
 
-    def _side(self, plan: Plan, now: float) -> Side:
-        slot = plan.entry.slot
-        return Side(times=self._timekeeper.of_worker(slot, now), cached_tokens=held_tokens(plan.inputs, slot))
+    def _side(self, inputs: Inputs, entry: WorkerEntry, now: float) -> Side:
+        times = self._timekeeper.of_worker(entry.slot, now)
+        return Side(times=times, cached_tokens=held_tokens(inputs, entry.slot))
 
-    def _usage(self, plan: Plan, entry: WorkerEntry) -> float | None:
+    def _usage(self, inputs: Inputs, entry: WorkerEntry) -> float | None:
         """Share of the decode worker's blocks that would be active, those that are not full included."""
         capacity = entry.worker.num_blocks
         if not capacity:
             return None
-        inputs = plan.inputs
         demand = inputs.demands[entry.space]
         tokens = self._loads.potential_tokens(
             entry.slot,
@@ -231,7 +254,16 @@ class Pairing:
             whole.decision.verdict = plan.decision.verdict
             return whole
         plan.decision.verdict = forced(
-            self.rules, self._facts(plan, leg), is_remote=True, reason=Reason.CANNOT_PREFILL
+            self.rules,
+            self._facts(plan.inputs, plan.entry, leg),
+            is_remote=True,
+            reason=Reason.CANNOT_PREFILL,
         )
         plan.pair(leg)
         return plan
+
+
+def _computed_after(verdict: Verdict) -> float | None:
+    """Milliseconds until the prefill worker should be done, where times were compared."""
+    times = verdict.times_ms
+    return times["remote_wait"] + times["remote_prefill"] if times else None

@@ -5,7 +5,7 @@ but what engines' usage teaches about the length of byte prompts.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from indexer.blocks import Unit
@@ -27,7 +27,7 @@ from router.core.pools import Pool
 from router.core.prompt import Prompt
 from router.core.recent import ServedLast
 from router.core.timekeeper import Timekeeper
-from router.core.transfers import Received
+from router.core.transfers import Received, link_of
 from router.core.usage import NO_SUBJECT, NOTHING_EXPECTED, Expectation, TokenRatio, expected_cached_tokens
 from router.core.workers import WorkerEntry, WorkerTable
 
@@ -46,7 +46,7 @@ class Plan:
     expectation: Expectation
     prefill: Plan | None = None
     """Of the leg that computes the prompt elsewhere."""
-    transfer_after_ms: float = 0.0
+    transfer_after_ms: float | None = None
     """When that leg should be done, where that is foretold."""
 
     def pair(self, leg: Plan) -> None:
@@ -82,11 +82,11 @@ class Plan:
         )
 
     def _received(self) -> Received:
-        transfer = self.entry.worker.transfer
+        after_ms = self.transfer_after_ms
         return Received(
             tokens=self.inputs.num_tokens - held_tokens(self.inputs, self.entry.slot),
-            protocol=transfer.protocol if transfer else "",
-            began_at=self.decision.now + self.transfer_after_ms / 1000,
+            link=link_of(self.entry.worker),
+            began_at=None if after_ms is None else self.decision.now + after_ms / 1000,
         )
 
 
@@ -114,15 +114,19 @@ class Planner:
         now: float,
         attempt: int = 0,
         looks_up: bool = False,
+        handed_over: Callable[[Inputs], Sequence[float | None]] | None = None,
     ) -> Plan:
-        """`looks_up`: what the candidates hold is wanted, whatever the policy reads."""
+        """`looks_up`: what the candidates hold is wanted, whatever the policy reads. `handed_over`: tells
+        `EngineTimes.handed_over_ms` of the candidates; asked where the policy reads times."""
         looks_up = looks_up or policy.needs.overlap
         inputs = self._inputs(request, prompt, policy, pool, now, looks_up)
         candidates = build_candidates(
             inputs, self._loads, self._beliefs, lambda: self._find_served_last(prompt, pool)
         )
         if policy.needs.times:
-            candidates.times = self._timekeeper.times(pool, now, inputs.byte_ratio)
+            candidates.times = times = self._timekeeper.times(pool, now, inputs.byte_ratio)
+            if handed_over is not None:
+                times.handed_over_ms = handed_over(inputs)
         choice = policy.choose(request, candidates, rng)
         return self._conclude(inputs, candidates, choice, attempt)
 

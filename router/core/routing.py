@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from indexer.adapters import ADAPTERS, Adapter
 from indexer.limits import INDEX_BYTES
 from policies.base import Needs, Policy
-from policies.types import Decision, Role, RoutingRequest, Slot, WorkerId
+from policies.types import Decision, Role, RoutingRequest, WorkerId
 from router.core.counters import CacheTotals
 from router.core.disagg import DisaggRules, Mode
 from router.core.fleet_state import FleetState
@@ -30,7 +30,7 @@ from router.core.prefill import PrefillReleases
 from router.core.prompt import Prompt
 from router.core.recent import RecentDecisions
 from router.core.reports import Reports
-from router.core.transfers import Received, TransferTimes
+from router.core.transfers import Received
 from router.core.usage import CachedTokens
 from router.core.workers import WorkerEntry
 
@@ -69,7 +69,6 @@ class RoutingCore(FleetState):
             adapters=adapters,
         )
         self._releases = PrefillReleases(self._loads)
-        self._transfers = TransferTimes()
         self._pairing = Pairing(
             self._planner,
             self._workers,
@@ -79,7 +78,7 @@ class RoutingCore(FleetState):
             self.policies,
             disagg,
         )
-        self._keeps_times = disagg.mode is Mode.AUTO
+        self._compares_times = disagg.mode is Mode.AUTO
         self._reports = Reports(self._workers, self._loads, self._beliefs, self._parity, self._planner)
         self._paired: dict[str, Plan] = {}
         """Requests whose prompt is being computed elsewhere."""
@@ -140,8 +139,10 @@ class RoutingCore(FleetState):
         booking = plan.booking(queued=self._loads.prefill_tokens(entry.slot))
         # Alone means: nothing of another request can have touched the worker's cache in between.
         entry.sole = None if self._loads.num_requests(entry.slot) else booking
-        if self._keeps_times or plan.inputs.policy.needs.times:
+        if plan.inputs.policy.needs.times or self._keeps_all_times():
             self._timekeeper.book(booking, decision.now)
+        if booking.received is not None:
+            self._transfers.began(booking.received, decision.now)
         self._loads.book(booking)
         entry.lone.booked(booking)
         if booking.prefill_tokens and not booking.is_streamed:
@@ -153,6 +154,10 @@ class RoutingCore(FleetState):
                 self._planner.served_last.note(prompt.chains.get(entry.space, ()), entry.worker.id)
             self._parity.dispatched(booking, prompt, now=decision.now)
         plan.inputs.policy.placed(entry.worker)
+
+    def _keeps_all_times(self) -> bool:
+        """One leg's policy, and mode auto, ask for the times of both pools."""
+        return self._compares_times or (self._workers.has_pools and self.policies.pooled_needs.times)
 
     def first_token(self, request_id: str, *, now: float, attempt: int | None = None) -> None:
         """The answer has begun (not streamed: its head came), so the prompt is computed. Again: no effect."""
@@ -177,7 +182,7 @@ class RoutingCore(FleetState):
             return None
         booking = self._loads.get(request_id)
         if booking is not None and booking.received is not None:
-            booking.received.began_at = now
+            self._expect(booking, booking.received, now)
         leg_id = request_id + LEG_SUFFIX
         self.first_token(leg_id, now=now)
         cached = (
@@ -225,17 +230,26 @@ class RoutingCore(FleetState):
         entry = self._workers.of_slot(booking.slot)
         booking.was_alone = entry.sole is booking
         if booking.received is not None:
-            self._observe_transfer(booking.slot, booking.received, now)
+            self._observe_transfer(booking, booking.received, now)
         elif booking.is_streamed:
             entry.speed.observe(booking.queued_prefill_tokens, now - booking.booked_at)
         self._timekeeper.computed(booking, now)
         self._loads.release_prefill(booking)
         self._beliefs.confirm(booking.slot, booking.unit, booking.expectation.chain)
 
-    def _observe_transfer(self, slot: Slot, received: Received, now: float) -> None:
-        if self._keeps_times:
-            step_ms = self._timekeeper.of_worker(slot, now).step_ms
-            self._transfers.observe(received, step_ms, now)
+    def _expect(self, booking: Booking, received: Received, now: float) -> None:
+        """Its prompt is on its way. One that is not streamed shows no first token, so that it decodes is
+        foretold."""
+        received.began_at = now
+        if not booking.is_streamed:
+            transfer_ms = self._transfers.of(received.link, received.tokens, now)
+            self._releases.schedule(booking, now + transfer_ms / 1000)
+
+    def _observe_transfer(self, booking: Booking, received: Received, now: float) -> None:
+        if booking.is_streamed and received.began_at is not None:
+            times = self._timekeeper.of_worker(booking.slot, now)
+            was_calm = self._timekeeper.is_calm(booking.slot, received.began_at)
+            self._transfers.observe(received, times.joining_ms(booking.num_tokens), now, was_calm=was_calm)
 
     def output_tokens(self, request_id: str, n: int, *, now: float) -> None:
         """`n` more tokens were generated; the first of them ends the prefill."""

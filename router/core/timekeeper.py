@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from policies.types import EngineTimes, Slot, Worker
+from policies.types import EngineTimes, Role, Slot, Worker
 from router.core.engine_clock import EngineClock, FleetShape
 from router.core.limits import (
     ARRIVALS_SECONDS,
@@ -42,10 +42,12 @@ class _Arrivals:
 
 @dataclass(slots=True, eq=False)
 class _Fleet:
-    """Equal engines."""
+    """Equal engines. Those that only compute prompts are chosen among themselves, so what comes to them is
+    counted apart."""
 
     shape: FleetShape = field(default_factory=FleetShape)
     arrivals: _Arrivals = field(default_factory=_Arrivals)
+    prefill_arrivals: _Arrivals = field(default_factory=_Arrivals)
 
 
 class Timekeeper:
@@ -56,12 +58,15 @@ class Timekeeper:
         self._clocks: dict[Slot, EngineClock] = {}
         self._fleets: dict[tuple[str, str], _Fleet] = {}
         self._fleet_of: dict[Slot, _Fleet] = {}
+        self._arrivals_of: dict[Slot, _Arrivals] = {}
         self._mean_output = MEAN_OUTPUT_START
 
     def add_worker(self, slot: Slot, worker: Worker) -> None:
         """To be called when its loads are there."""
         fleet = self._fleets.setdefault((worker.engine, worker.base_model), _Fleet())
         self._fleet_of[slot] = fleet
+        is_prefill = worker.role is Role.PREFILL
+        self._arrivals_of[slot] = fleet.prefill_arrivals if is_prefill else fleet.arrivals
         self._clocks[slot] = EngineClock(fleet.shape, self._loads.of_worker(slot))
         self.set_capacity(slot, worker.num_blocks, worker.block_tokens)
 
@@ -75,6 +80,7 @@ class Timekeeper:
     def remove_worker(self, slot: Slot) -> None:
         del self._clocks[slot]
         fleet = self._fleet_of.pop(slot)
+        del self._arrivals_of[slot]
         if fleet not in self._fleet_of.values():
             self._fleets = {key: each for key, each in self._fleets.items() if each is not fleet}
 
@@ -103,7 +109,7 @@ class Timekeeper:
             ],
             observed_step_ms=[clock.observed_step_ms for clock in clocks],
             mean_output_tokens=self._mean_output,
-            arrivals_per_ms=self._fleet_of[pool.slots[0]].arrivals.per_ms(now) / len(clocks),
+            arrivals_per_ms=self._arrivals_of[pool.slots[0]].per_ms(now) / len(clocks),
             batched_tokens=BATCHED_TOKENS,
         )
 
@@ -116,6 +122,10 @@ class Timekeeper:
             clock.wait_ms(now), clock.prefill, clock.step, loads.num_decoding, loads.decoding_tokens
         )
 
+    def is_calm(self, slot: Slot, since: float) -> bool:
+        """Whether it has computed no prompt of its own since then, as far as was seen."""
+        return self._clocks[slot].is_calm(since)
+
     def book(self, booking: Booking, now: float) -> None:
         """A request is sent. To be called before it counts among the loads."""
         clock = self._clocks[booking.slot]
@@ -123,7 +133,7 @@ class Timekeeper:
             booking.timing = clock.receive(booking, now)
             return
         booking.timing = clock.book(booking, now)
-        self._fleet_of[booking.slot].arrivals.add(now)
+        self._arrivals_of[booking.slot].add(now)
 
     def computed(self, booking: Booking, now: float) -> None:
         """Its answer has begun. To be called before it counts as decoding."""

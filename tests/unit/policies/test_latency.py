@@ -4,11 +4,13 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from policies.engine_time import PrefillTime
 from policies.latency import Latency
+from policies.types import Role
 from tests.support.columns import REQUEST, make_candidates, make_times
 
 TENTH = {"abs": 0.1, "rel": 0}
@@ -145,3 +147,34 @@ def test_nobody_is_hoarded_by_the_holder_of_a_hot_prefix():
     waits = [terms_of(choose(one(8192, wait=wait)))["later"] for wait in (0.0, 500.0, 1000.0)]
     assert waits[1] - waits[0] == pytest.approx(waits[2] - waits[1])
     assert waits[0] < waits[1]
+
+
+def test_a_prompt_that_is_computed_elsewhere_stalls_nobody_and_waits_for_no_queue():
+    candidates = one(8192, 6144, active=8, tokens=64_000, decoding=6, decoding_tokens=48_000, wait=900.0)
+    candidates.times.handed_over_ms = [500.0]
+    choice = choose(candidates)
+    terms = terms_of(choice)
+    assert terms["handed_over"] == 500
+    assert [terms[name] for name in ("wait", "memory", "prefill", "steps", "later")] == [0] * 5
+    step = 15 + 0.06 * 9 + 4e-5 * (64_000 + 8192 + 150)
+    assert terms["streams"] == pytest.approx(0.1 * 300 * step)
+    assert choice.costs[0] == pytest.approx(sum(terms.values()))
+    assert "first token in 500 ms" in choice.reason
+
+
+@pytest.mark.parametrize(("elsewhere", "row"), [(100.0, 1), (2_000.0, 0)])
+def test_rows_that_compute_prompts_themselves_compare_with_those_that_do_not(elsewhere, row):
+    times = make_times(2, wait=[300.0, 300.0])
+    times.handed_over_ms = [None, elsewhere]
+    choice = choose(make_candidates(2, prompt_blocks=512, times=times))
+    assert choice.row == row
+    assert terms_of(choice, 0)["handed_over"] == 0
+
+
+def test_prefill_workers_have_no_streams_to_spare_and_wait_for_none():
+    candidates = one(8192, active=3, decoding=0, tokens=24_000, wait=700.0, free=[0.0])
+    candidates.workers = [replace(worker, role=Role.PREFILL) for worker in candidates.workers]
+    terms = terms_of(choose(candidates))
+    assert (terms["streams"], terms["memory"], terms["steps"]) == (0, 0, 0)
+    assert terms["prefill"] == pytest.approx(456.1, **TENTH)
+    assert terms["wait"] == 700
