@@ -1,4 +1,5 @@
-"""The time of requests that two workers share: what each leg adds to a queue and teaches, what is foretold."""
+"""The time of requests that two workers share: what each leg adds to a queue and teaches, and what is
+foretold."""
 
 import pytest
 
