@@ -72,6 +72,10 @@ class Inputs:
     def unit(self) -> Unit:
         return self.prompt.unit if self.prompt else Unit.TOKENS
 
+    def space_of(self, slot: Slot) -> HashSpace:
+        """Of a candidate's blocks, when this was made."""
+        return self.pool.row_spaces[self.pool.slots.index(slot)]
+
 
 def build_candidates(
     inputs: Inputs, loads: ActiveSequences, beliefs: Beliefs, served_last: Callable[[], WorkerId | None]

@@ -141,6 +141,11 @@ class Pairing:
         }
         if not unreachable:
             return pool
+        if len(unreachable) == len(pool.workers):
+            raise NoWorkers(
+                f"No worker can take a request for the model '{asked.request.model}': its decode workers "
+                "compute no prompts, and no prefill worker that hands over to them is up"
+            )
         return self._workers.pool(asked.request.model, {*asked.exclude, *unreachable}, Part.ANSWER)
 
     def _prefill_pool(self, asked: Asked, protocol: str) -> Pool | None:

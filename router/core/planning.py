@@ -57,8 +57,17 @@ class Plan:
         """No prefill worker has computed its prompt: its own worker does, from `now` on."""
         self.prefill = self.decision.prefill = None
         self.decision.now = now
+        if self.entry.space != self.inputs.space_of(self.entry.slot):
+            self._recut()
         if (verdict := self.decision.verdict) is not None:
             self.decision.verdict = replace(verdict, is_remote=False, reason=Reason.PREFILL_FAILED)
+
+    def _recut(self) -> None:
+        """Its worker's events have shown other blocks meanwhile, of which the prompt has no hashes."""
+        inputs, space = self.inputs, self.entry.space
+        inputs.overlap = NO_OVERLAP
+        inputs.demands = {space: Demand.of(inputs.prompt, space, assumes_reuse=False)}
+        self.expectation = Expectation(num_tokens=self.expectation.num_tokens)
 
     def booking(self, *, queued: int) -> Booking:
         """`queued`: prefill tokens that the worker has before this request."""

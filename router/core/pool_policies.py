@@ -41,7 +41,11 @@ class PoolPolicies:
             self._follow(policy)
         else:
             self._own[pool] = policy
-            self._follow(self.policy)
+            if pool is PolicyPool.PREFILL:
+                self.prefill = policy
+            else:
+                self.decode = policy
+            self.pooled_needs = self._needs_of_all()
 
     def of(self, pool: PolicyPool) -> Policy:
         return self.prefill if pool is PolicyPool.PREFILL else self.decode

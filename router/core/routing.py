@@ -205,7 +205,10 @@ class RoutingCore(FleetState):
         plan = self._paired.pop(request_id, None)
         self.finish(request_id + LEG_SUFFIX, outcome, now=now)
         booking = self._loads.get(request_id)
-        if plan is None or booking is None:
+        if plan is None:
+            return None
+        if booking is None:  # its decode worker has left: what is on its way there goes on without books
+            self._pairing.require_fallback(plan)
             return None
         leg = self._pairing.plan_leg(plan, rng=self._rng, now=now, exclude=exclude)
         if leg is not None:
@@ -255,7 +258,8 @@ class RoutingCore(FleetState):
         """`n` more tokens were generated; the first of them ends the prefill."""
         booking = self._loads.get(request_id)
         if booking and n > 0:
-            self._start(booking, now)
+            if not booking.is_started:
+                self.first_token(request_id, now=now)
             self._loads.add_output(booking, n)
             self._timekeeper.output(booking, n, now)
 
@@ -287,7 +291,8 @@ class RoutingCore(FleetState):
 
         An attempt that ended before its answer began leaves no belief behind that its prompt is held.
         """
-        if request_id in self._paired:
+        plan = self._paired.get(request_id)
+        if plan is not None and attempt in (None, plan.decision.attempt):
             del self._paired[request_id]
             self.finish(request_id + LEG_SUFFIX, outcome, now=now)
         booking = self._loads.get(request_id, attempt)
