@@ -70,14 +70,16 @@ def _contradictions(settings: Settings, places: Mapping[str, str]) -> Iterator[M
     if settings.port == settings.admin_port != 0 and settings.host in (settings.admin_host, "0.0.0.0", "::"):
         yield Mistake(places.get("port") or places["admin_port"], f"both ports are {settings.port}")
     yield from _replay_without_events(settings, places)
-    if settings.prefill and not _answers(settings):
+    yield from _nobody_who_answers(settings, places)
+
+
+def _nobody_who_answers(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:
+    """Without any worker the gateway may wait for what the admin port adds; with prefill workers alone,
+    somebody has forgotten the others."""
+    roles = {entry.role for entries in settings.entries.values() for entry in entries}
+    if roles == {"prefill"} and not settings.worker_urls:
         what = "prefill workers answer no requests: name decode workers too (--decode), or whole ones"
-        yield Mistake(places["prefill"], what)
-
-
-def _answers(settings: Settings) -> bool:
-    entries = [entry for each in settings.entries.values() for entry in each]
-    return bool(settings.worker_urls) or any(entry.role != "prefill" for entry in entries)
+        yield Mistake(places["prefill" if settings.prefill else "workers"], what)
 
 
 def _replay_without_events(settings: Settings, places: Mapping[str, str]) -> Iterator[Mistake]:

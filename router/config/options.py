@@ -259,7 +259,7 @@ WORKER_KEYS: dict[str, Value] = {
     "kv_events": _template,
     "kv_replay": _template,
     "role": choice(ROLES),
-    "bootstrap_port": optional(_port),
+    "bootstrap_port": optional(integer(1, 65535, metavar="PORT"), "none"),
     "kv_address": optional(_address_of_kv),
     "connector": optional(_connector),
     "api_key": optional(key()),

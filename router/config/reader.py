@@ -9,12 +9,13 @@ from typing import Any
 from policies import PolicyError, parse_policy, read_policy, spell_policy
 from router.config.errors import Mistake, did_you_mean
 from router.config.options import BY_NAME, WORKER_KEYS, parameter_values
+from router.config.pool_words import pool_entries
 from router.config.settings import Settings, WorkerConfig
 from router.config.sources import Given
 from router.config.values import Value
 
-_POOLS = {"prefill": "prefill", "decode": "decode"}
-"""Options that name workers, and the role that they give them."""
+_POOLS = ("prefill", "decode")
+"""Options that name workers of that role."""
 
 ReadFile = Callable[[str], str]
 
@@ -48,7 +49,7 @@ class Reader:
             elif option.name == "workers":
                 self.values["workers"] = tuple(self.workers(given.values, given.where))
             elif option.name in _POOLS:
-                self.values[option.name] = tuple(self._pool(given, _POOLS[option.name]))
+                self.values[option.name] = tuple(self._pool(given, option.name))
             elif option.name in ("prefill_policy", "decode_policy"):
                 self._pool_policy(given)
             elif option.name == "policy":
@@ -160,40 +161,14 @@ class Reader:
             yield WorkerConfig(**fields)
 
     def _pool(self, given: Given, role: str) -> Iterator[WorkerConfig]:
-        for index, entry in enumerate(self._pool_entries(given)):
+        entries, mistakes = pool_entries(given.values)
+        for what in mistakes:
+            self._wrong(given.where, what)
+        for index, entry in enumerate(entries):
             where = f"{given.where}[{index}]"
-            if "role" in entry:
-                self._wrong(f"{where}.role", f"these are {role} workers")
+            if entry.get("role", role) != role:
+                self._wrong(f"{where}.role", f"is {role} here: name other workers elsewhere")
             yield from self.worker({**entry, "role": role}, where)
-
-    def _pool_entries(self, given: Given) -> list[dict[Any, Any]]:
-        """`URL`, `URL,8998`, `URL,key=value,...`, or `URL` and a port behind a blank, as other routers
-        have it; in a file mappings too."""
-        entries: list[dict[Any, Any]] = []
-        for raw in given.values:
-            if isinstance(raw, dict):
-                entries.append(raw)
-                continue
-            for word in str(raw).split():
-                if word.isdecimal() and entries:
-                    entries[-1]["bootstrap_port"] = word
-                else:
-                    entries.append(self._pool_entry(word, given.where))
-        return entries
-
-    def _pool_entry(self, word: str, where: str) -> dict[Any, Any]:
-        url, *values = word.split(",")
-        entry: dict[Any, Any] = {"url": url}
-        for value in values:
-            name, equals, text = value.partition("=")
-            if not equals and value.isdecimal():
-                entry["bootstrap_port"] = value
-            elif not equals:
-                what = "must be a port, or key=value; for a further worker repeat the flag"
-                self._wrong(where, f"'{value}' behind {url} {what}")
-            else:
-                entry[name.replace("-", "_")] = text
-        return entry
 
     def _pool_policy(self, given: Given) -> None:
         """Kept as it is written: its parameters are its own."""

@@ -30,6 +30,10 @@ _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT)|PORT_\d+_[A-Z]+")
 KVGATE_PORT is one of them too, with a URL as its value."""
 
 
+_NOT_NEEDED = frozenset({"pd_disaggregation", "vllm_pd_disaggregation"})
+"""Switches of SGLang's and vLLM's routers for what the workers' roles say here."""
+
+
 @dataclass(frozen=True, slots=True)
 class Given:
     """The raw values that one source gives for an option; more than one only if the option takes many."""
@@ -154,7 +158,9 @@ def _unknown_arguments(arguments: Sequence[str]) -> Iterator[Mistake]:
         if argument.startswith("--"):
             flag = argument.partition("=")[0]
             name = flag.removeprefix("--").replace("-", "_")
-            yield Mistake(flag, f"unknown flag{did_you_mean(name, flags, spell=flag_of)}")
+            is_needless = name in _NOT_NEEDED
+            hint = ": leave it out, --prefill and --decode say it" if is_needless else ""
+            yield Mistake(flag, f"unknown flag{hint or did_you_mean(name, flags, spell=flag_of)}")
         elif not flag:
             yield Mistake(argument, "unexpected word: options begin with --")
 

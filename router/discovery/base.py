@@ -29,7 +29,7 @@ class WorkerSpec:
     bootstrap_port: int | None = None
     """Of a prefill worker's bootstrap server, where that is not as the engine tells or its default."""
     kv_address: str | None = None
-    """`host:port` of its KV socket, for connectors that are told both."""
+    """`host:port` of its KV socket or its bootstrap server, where that is not at the host of its URL."""
     connector: str = "nixl"
     """How a vLLM worker hands over; see `router.hand_over.PROTOCOLS`."""
     api_key: str | None = field(default=None, repr=False)

@@ -13,6 +13,7 @@ from router.discovery.templates import TemplateError, fill
 from router.worker_address import WorkerAddress
 
 _HOST_PORT = re.compile(r"(\[[0-9a-fA-F:]+\]|[^\s:]+):\d{1,5}")
+_PORT_MAX = 65535
 _RANK_SUFFIX = re.compile(r"@\d+$")
 
 
@@ -79,9 +80,8 @@ def expand_workers(
 ) -> tuple[list[WorkerSpec], list[str]]:
     """All workers in order, URLs first, and every mistake at once, in words behind the key at fault.
 
-    `entries`: by the option that names them.
-
-    `index` in templates counts over both. A worker with a mistake is left out.
+    `entries`: by the option that names them. `index` in templates counts over all, in the same order. A
+    worker with a mistake is left out.
     """
     specs: list[WorkerSpec] = []
     mistakes: list[str] = []
@@ -161,15 +161,18 @@ def _wrong_transfer(entry: ConfiguredWorker, fleet: FleetDefaults) -> list[Mista
     """What can't be right about handing over, whichever engine it turns out to be."""
     wrong: list[Mistake] = []
     if entry.role != Role.PREFILL and entry.bootstrap_port is not None:
-        wrong.append(
-            ("bootstrap_port", "is a prefill worker's: its bootstrap server is where the others meet it")
-        )
+        what = f"is for prefill workers, which have a bootstrap server; this one's role is {entry.role}"
+        wrong.append(("bootstrap_port", what))
     needs_address = (entry.connector or fleet.connector) == "p2p" and entry.role != Role.BOTH
     if needs_address and entry.kv_address is None:
         wrong.append(("kv_address", "is needed for the connector p2p: host:port of the worker's KV socket"))
-    if entry.kv_address is not None and not _HOST_PORT.fullmatch(entry.kv_address):
-        wrong.append(("kv_address", f"'{entry.kv_address}' must be host:port"))
+    if entry.kv_address is not None and not _is_host_port(entry.kv_address):
+        wrong.append(("kv_address", f"'{entry.kv_address}' must be host:port, IPv6 in brackets"))
     return wrong
+
+
+def _is_host_port(text: str) -> bool:
+    return bool(_HOST_PORT.fullmatch(text)) and 0 < int(text.rpartition(":")[2]) <= _PORT_MAX
 
 
 def clashes(spec: WorkerSpec, others: Iterable[WorkerSpec]) -> list[Mistake]:

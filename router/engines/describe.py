@@ -5,13 +5,15 @@ from __future__ import annotations
 from router.engines.facts import WorkerFacts
 
 
-def describe_worker(worker_id: str, facts: WorkerFacts, index: str) -> str:
-    """The line for the log: engine, models, block size, capacity, what its `index` rests on, what lacks."""
+def describe_worker(worker_id: str, facts: WorkerFacts, index: str, part: str = "") -> str:
+    """The line for the log: engine, models, block size, capacity, what `part` of a request it does, what its
+    `index` rests on, what lacks."""
     parts = [
         f"{_ENGINE_NAMES.get(facts.engine, facts.engine)} {facts.version}".rstrip(),
         _models(facts),
         f"blocks of {facts.block_tokens} tokens" if facts.block_tokens else "block size unknown",
         _capacity(facts),
+        *([part] if part else []),
         index,
     ]
     if facts.num_ranks > 1:

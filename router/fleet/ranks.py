@@ -47,14 +47,15 @@ def ranks_of(spec: WorkerSpec, facts: WorkerFacts) -> tuple[Rank, ...]:
 def _rank(spec: WorkerSpec, facts: WorkerFacts, number: int | None) -> Rank:
     endpoints, problem = _endpoints(spec, facts, number or 0)
     problem = problem or _why_predicted(facts)
+    role = facts.role or spec.role
     worker = Worker(
         id=spec.id if number is None else f"{spec.id}@{number}",
         url=spec.url,
         models=facts.models,
         engine=facts.engine,
         version=facts.version,
-        role=(role := facts.role or spec.role),
-        transfer=_transfer(spec, facts, role),
+        role=role,
+        transfer=_transfer(spec, facts, role, number),
         prefills_alone=facts.engine != "sglang" or role is not Role.DECODE,
         dp_rank=number,
         block_tokens=facts.block_tokens,
@@ -65,16 +66,18 @@ def _rank(spec: WorkerSpec, facts: WorkerFacts, number: int | None) -> Rank:
     return Rank(worker, endpoints, problem)
 
 
-def _transfer(spec: WorkerSpec, facts: WorkerFacts, role: Role) -> Transfer | None:
-    """SGLang has one protocol; which connector a vLLM server has is configured, since it does not tell."""
+def _transfer(spec: WorkerSpec, facts: WorkerFacts, role: Role, number: int | None) -> Transfer | None:
+    """SGLang has one protocol; which connector a vLLM server has is configured, since it does not tell. Ranks
+    that can't be told apart are one: the servers agree on one of them by themselves."""
     if role is Role.BOTH or facts.engine not in ("vllm", "sglang"):
         return None
-    if facts.engine == "sglang":
-        port = spec.bootstrap_port or facts.bootstrap_port
-        return Transfer(protocol="sglang", port=port, num_ranks=facts.num_ranks)
-    host, _, port_text = (spec.kv_address or "").rpartition(":")
-    port = int(port_text) if port_text else spec.bootstrap_port
-    return Transfer(protocol=spec.connector, host=host, port=port, num_ranks=facts.num_ranks)
+    host, _, port = (spec.kv_address or "").rpartition(":")
+    return Transfer(
+        protocol="sglang" if facts.engine == "sglang" else spec.connector,
+        host=host,
+        port=int(port) if port else spec.bootstrap_port or facts.bootstrap_port,
+        num_ranks=1 if number is None else facts.num_ranks,
+    )
 
 
 def _why_predicted(facts: WorkerFacts) -> str:

@@ -21,6 +21,7 @@ from router.engines.describe import describe_worker
 from router.engines.http import CallFailed, WorkerHttp
 from router.engines.limits import METRICS_BYTES, SMALL_BYTES
 from router.engines.metrics_text import find_samples
+from router.fleet.parts import contradicts, describe_part
 from router.fleet.ranks import Rank, ranks_of
 
 
@@ -77,13 +78,18 @@ class WorkerWatch:
         can't be opened."""
         assert self.facts is not None
         index = _describe_index(self.ranks, self.spec, is_refused=is_refused)
-        return describe_worker(self.spec.id, self.facts, index)
+        return describe_worker(
+            self.spec.id, self.facts, index, describe_part(self.spec, self.ranks[0].worker)
+        )
 
     @property
     def is_let_down(self) -> bool:
-        """Its events are asked for, and it is an engine that sends some, but they can't be used."""
+        """Its events are asked for, and it is an engine that sends some, but they can't be used; or it does
+        another part of requests than it was configured for."""
         is_asked = self.spec.kv_events is not None and self.has_metrics
-        return is_asked and any(rank.why_predicted for rank in self.ranks)
+        return any(
+            (is_asked and rank.why_predicted) or contradicts(self.spec, rank.worker) for rank in self.ranks
+        )
 
     def gauges_of(self, rank: int | None) -> EngineGauges:
         """Of one data-parallel rank, or of all that stand behind one worker."""

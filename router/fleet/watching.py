@@ -19,6 +19,7 @@ from router.fleet.index_warnings import IndexWarnings
 from router.fleet.limits import REPROBE_SECONDS, RETRY_SECONDS
 from router.fleet.member import Member
 from router.fleet.membership import Membership
+from router.fleet.parts import Note, fleet_notes
 from router.fleet.token_parity import TokenParity
 from router.fleet.watch import Sighting
 from router.tasks import start_task
@@ -45,6 +46,8 @@ class Watching:
         self._membership = membership
         self._settings = settings
         self._clock = clock
+        self._notes: frozenset[Note] = frozenset()
+        """What was last said of the fleet as a whole."""
         self._reprobe: asyncio.Task[None] | None = None
         self._reprobe_due_at = 0.0
 
@@ -150,8 +153,21 @@ class Watching:
         elif was_away:
             _logger.info("worker %s: is served again", member.id)
         member.described = line
+        self._note_pools()
         self._observe(member, HealthSign.RESTARTED if restarted else HealthSign.PROBE_OK)
         self._membership.changed()
+
+    def _note_pools(self) -> None:
+        """What holds of all of them, once each has said what it is: before, the others may be on their
+        way."""
+        members = self._membership.members
+        if any(member.watch.facts is None for member in members):
+            return
+        notes = list(fleet_notes([rank.worker for member in members for rank in member.ranks]))
+        for note in notes:
+            if note not in self._notes:
+                _logger.log(logging.WARNING if note.is_warning else logging.INFO, "%s", note.text)
+        self._notes = frozenset(notes)
 
     def _is_refused(self, member: Member) -> bool:
         views = [self._core.worker(rank.worker.id) for rank in member.ranks if rank.worker.publishes_events]

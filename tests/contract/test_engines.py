@@ -29,6 +29,7 @@ async def test_rubbish_gives_facts_with_gaps_or_none(name, owner, answer):
     if facts is not None:
         assert facts.engine == name
         assert (facts.block_tokens, facts.num_blocks) == (None, None)
+        assert (facts.role, facts.bootstrap_port) == (None, None)
         assert not facts.offers_tokenize
         assert facts.missing
 

@@ -20,7 +20,8 @@ class Entry:
 
 
 def expand(urls=(), entries=(), **fleet):
-    return expand_workers(urls, {"workers": entries}, FleetDefaults(**fleet))
+    named = entries if isinstance(entries, dict) else {"workers": entries}
+    return expand_workers(urls, named, FleetDefaults(**fleet))
 
 
 def test_a_fleet_by_template():
@@ -113,3 +114,27 @@ def test_a_name_is_not_that_of_a_rank():
     specs, mistakes = expand([], [Entry("http://a", name="w@1"), Entry("http://b", name="w@x")])
     assert [spec.id for spec in specs] == ["w@x"]
     assert mistakes == ["workers[0].name: 'w@1' ends like the id of a data-parallel rank (@ and a number)"]
+
+
+def test_all_lists_are_one_fleet():
+    pools = {"workers": [Entry("w:1")], "prefill": [Entry("p:1", role="prefill")], "decode": [Entry("w:1")]}
+    specs, mistakes = expand(["a:1"], pools, kv_events="tcp://{host}:{5557+index}")
+    assert [spec.kv_events[-4:] for spec in specs] == ["5557", "5558", "5559", "5560"]
+    assert mistakes == ["decode[0].url: http://w:1 is given twice"]
+
+
+def test_how_a_worker_hands_over():
+    entries = [
+        Entry("p:1", role="prefill", bootstrap_port=8998, kv_address="[fd00::1]:21001"),
+        Entry("d:1", role="decode", connector="store"),
+    ]
+    (p, d), mistakes = expand([], entries, connector="mooncake")
+    assert mistakes == []
+    assert (p.connector, p.bootstrap_port, p.kv_address) == ("mooncake", 8998, "[fd00::1]:21001")
+    assert (d.connector, d.bootstrap_port, d.kv_address) == ("store", None, None)
+
+
+def test_whole_workers_need_no_kv_address():
+    specs, mistakes = expand(["a:1"], [Entry("b:1", role="decode")], connector="p2p")
+    assert [spec.id for spec in specs] == ["a:1"]
+    assert [mistake.partition(":")[0] for mistake in mistakes] == ["workers[0].kv_address"]

@@ -36,3 +36,8 @@ def test_ranks_are_counted_and_capacity_is_that_of_each():
         "worker w: vLLM 0.32.0; 2 data-parallel ranks; serves m; blocks of 32 tokens; "
         "2,048 KV blocks (65,536 tokens) for each rank; index exact, from tcp://a:1 to tcp://a:2"
     )
+
+
+def test_the_part_that_it_does_is_told():
+    line = describe_worker("w", VLLM, "index exact", "decode worker, receives by nixl")
+    assert line.endswith("; decode worker, receives by nixl; index exact")

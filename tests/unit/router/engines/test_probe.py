@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from policies.types import ServedModel
+from policies.types import Role, ServedModel
 from router.engines import AnnouncedEvents, ProbeFailed, probe
 from router.engines.http import WorkerHttp
 from router.engines.sessions import WorkerSessions
@@ -191,6 +191,32 @@ async def test_an_announcement_that_is_none_leaves_the_rest(events, sessions):
 async def test_sglang_before_0_5_10_cannot_be_told_a_rank(sessions):
     facts = await facts_of(announcing("0.5.9", endpoint_port_base=5557, dp_size=2), sessions)
     assert facts.rank_problem == "SGLang 0.5.9 lets nobody choose one (0.5.10 and newer do)"
+
+
+@pytest.mark.parametrize(
+    ("told", "role", "port"),
+    [
+        ({"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}, Role.PREFILL, 8998),
+        ({"disaggregation_mode": "decode", "disaggregation_bootstrap_port": 8998}, Role.DECODE, 8998),
+        ({"disaggregation_mode": "null", "disaggregation_bootstrap_port": 8998}, Role.BOTH, 8998),
+        ({"disaggregation_mode": None}, None, None),
+        ({"disaggregation_mode": "encode"}, None, None),
+        ({}, None, None),
+    ],
+)
+@pytest.mark.parametrize("path", ["GET /server_info", "GET /get_server_info"])
+async def test_sglang_tells_its_part(path, told, role, port, sessions):
+    info = {"internal_states": [], "version": "0.5.23", "page_size": 64} | told
+    answers = sglang_answers(**{path: (200, msgspec.json.encode(info))})
+    if path != "GET /server_info":
+        del answers["GET /server_info"]
+    facts = await facts_of(answers, sessions)
+    assert (facts.engine, facts.role, facts.bootstrap_port) == ("sglang", role, port)
+
+
+async def test_vllm_does_not_tell_its_part(sessions):
+    facts = await facts_of(vllm_answers("0.32.0"), sessions)
+    assert (facts.role, facts.bootstrap_port) == (None, None)
 
 
 async def test_sglang_that_tells_little(sessions):

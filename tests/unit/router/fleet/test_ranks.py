@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies.types import Role, Transfer
 from router.discovery import WorkerSpec
 from router.engines import AnnouncedEvents, WorkerFacts
 from router.fleet.ranks import EventEndpoints, ranks_of, without_shared_endpoints
@@ -110,3 +111,57 @@ def test_the_usual_ports_are_too_close_for_two_ranks() -> None:
     assert not any(rank.worker.publishes_events for rank in ranks)
     (alone,) = without_shared_endpoints(ranks_of(spec, FACTS))
     assert alone.worker.publishes_events
+
+
+# Parts of requests
+
+
+def part_of(spec: WorkerSpec, facts: WorkerFacts) -> tuple[Role, Transfer | None, bool]:
+    worker = ranks_of(spec, facts)[-1].worker
+    return worker.role, worker.transfer, worker.prefills_alone
+
+
+def test_a_vllm_server_is_what_was_configured() -> None:
+    spec = replace(SPEC, role=Role.PREFILL, connector="mooncake", bootstrap_port=9000)
+    assert part_of(spec, FACTS) == (Role.PREFILL, Transfer(protocol="mooncake", port=9000), True)
+    assert part_of(replace(spec, role=Role.DECODE), FACTS)[2]
+    assert part_of(SPEC, FACTS) == (Role.BOTH, None, True)
+
+
+def test_an_sglang_server_is_what_it_says() -> None:
+    facts = replace(FACTS, engine="sglang", role=Role.PREFILL, bootstrap_port=8998)
+    transfer = Transfer(protocol="sglang", port=8998)
+    for spec in (SPEC, replace(SPEC, role=Role.DECODE, connector="mooncake")):
+        assert part_of(spec, facts) == (Role.PREFILL, transfer, True)
+    decode = replace(facts, role=Role.DECODE, bootstrap_port=None)
+    assert part_of(SPEC, decode) == (Role.DECODE, Transfer(protocol="sglang"), False)
+    assert part_of(replace(SPEC, role=Role.PREFILL), replace(facts, role=Role.BOTH)) == (
+        Role.BOTH,
+        None,
+        True,
+    )
+
+
+def test_an_older_sglang_server_is_what_was_configured() -> None:
+    facts = replace(FACTS, engine="sglang")
+    spec = replace(SPEC, role=Role.PREFILL, bootstrap_port=9)
+    assert part_of(spec, facts) == (Role.PREFILL, Transfer(protocol="sglang", port=9), True)
+
+
+def test_a_configured_place_wins_over_what_the_server_tells() -> None:
+    facts = replace(FACTS, engine="sglang", role=Role.PREFILL, bootstrap_port=8998)
+    assert part_of(replace(SPEC, bootstrap_port=9), facts)[1] == Transfer(protocol="sglang", port=9)
+    elsewhere = replace(SPEC, kv_address="[fd00::1]:7")
+    assert part_of(elsewhere, facts)[1] == Transfer(protocol="sglang", host="[fd00::1]", port=7)
+
+
+def test_only_ranks_that_can_be_chosen_are_counted() -> None:
+    """Of the others the servers choose one themselves, by the room: it must not be that of rank 0 always."""
+    facts = replace(FACTS, engine="sglang", role=Role.PREFILL, num_ranks=4)
+    assert part_of(SPEC, facts)[1] == Transfer(protocol="sglang", num_ranks=4)
+    assert part_of(SPEC, replace(facts, rank_problem="too old"))[1] == Transfer(protocol="sglang")
+
+
+def test_other_engines_hand_nothing_over() -> None:
+    spec = replace(SPEC, role=Role.DECODE)
+    assert part_of(spec, replace(FACTS, engine="generic")) == (Role.DECODE, None, True)
