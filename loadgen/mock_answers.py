@@ -42,6 +42,8 @@ class Answer(Protocol):
     """One request's answer. `text` is always one of TOKEN_TEXT in `token`, and all of them joined in
     `body`."""
 
+    id: str
+
     def opening(self) -> bytes:
         """Events that come with the first token."""
         ...

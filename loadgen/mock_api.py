@@ -6,8 +6,8 @@ Each becomes token ids and limits; the shape of the answers is in `mock_answers`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -51,7 +51,31 @@ class StreamOptions(msgspec.Struct):
     include_usage: bool = False
 
 
-class ChatBody(msgspec.Struct):
+class HandOverFields(msgspec.Struct, kw_only=True):
+    """What only a gateway sends: vLLM's parameters, SGLang's meeting place (lists have one entry, as the mock
+    answers one prompt) and ranks."""
+
+    kv_transfer_params: dict[str, Any] | None = None
+    bootstrap_host: str | list[str] | None = None
+    bootstrap_port: int | list[int | None] | None = None
+    bootstrap_room: int | list[int] | None = None
+    routed_dp_rank: int | None = None
+    disagg_prefill_dp_rank: int | None = None
+
+    @property
+    def host(self) -> str | None:
+        return self.bootstrap_host[0] if isinstance(self.bootstrap_host, list) else self.bootstrap_host
+
+    @property
+    def port(self) -> int | None:
+        return self.bootstrap_port[0] if isinstance(self.bootstrap_port, list) else self.bootstrap_port
+
+    @property
+    def room(self) -> int | None:
+        return self.bootstrap_room[0] if isinstance(self.bootstrap_room, list) else self.bootstrap_room
+
+
+class ChatBody(HandOverFields):
     messages: list[Message]
     model: str | None = None
     max_tokens: int | None = None
@@ -62,7 +86,7 @@ class ChatBody(msgspec.Struct):
     add_generation_prompt: bool = True
 
 
-class CompletionBody(msgspec.Struct):
+class CompletionBody(HandOverFields):
     prompt: str | list[int | str]
     model: str | None = None
     max_tokens: int | None = None
@@ -92,7 +116,7 @@ class SamplingParams(msgspec.Struct):
     max_new_tokens: int | None = None
 
 
-class GenerateBody(msgspec.Struct):
+class GenerateBody(HandOverFields):
     text: str | None = None
     input_ids: list[int] | None = None
     sampling_params: SamplingParams = msgspec.field(default_factory=SamplingParams)
@@ -129,6 +153,7 @@ class GenerationRequest:
     stream: bool
     include_usage: bool = False
     cache_salt: str = ""
+    hand_over: HandOverFields = field(default_factory=HandOverFields)
 
 
 BodyT = TypeVar("BodyT")
@@ -151,6 +176,7 @@ def parse_chat(body: bytes) -> GenerationRequest:
         stream=bool(chat.stream),
         include_usage=chat.stream_options is not None and chat.stream_options.include_usage,
         cache_salt=chat.cache_salt or "",
+        hand_over=chat,
     )
 
 
@@ -163,6 +189,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
         stream=bool(completion.stream),
         include_usage=completion.stream_options is not None and completion.stream_options.include_usage,
         cache_salt=completion.cache_salt or "",
+        hand_over=completion,
     )
 
 
@@ -202,6 +229,7 @@ def parse_generate(body: bytes) -> GenerationRequest:
         max_tokens=wanted.sampling_params.max_new_tokens,
         stream=bool(wanted.stream),
         cache_salt=wanted.cache_salt or "",
+        hand_over=wanted,
     )
 
 

@@ -45,6 +45,8 @@ class RealTimeDriver:
         return self._lag_seconds_total / max(1, self.model.counters.steps)
 
     def submit(self, sequence: TokenSequence, sink: TokenSink) -> None:
+        """Queues it."""
+        self.model.enqueue(sequence)
         self._sinks[sequence] = sink
         self._wake.set()
 

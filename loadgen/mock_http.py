@@ -31,11 +31,12 @@ from loadgen.mock_api import (
     text_of_tokens,
     tokens_of,
 )
-from loadgen.mock_driver import RealTimeDriver
+from loadgen.mock_hand_over import Arrival, Connector, HandOverFaults, Passage, internal_error
 from loadgen.mock_ranks import MockRank, busy_least, rank_named
 from loadgen.sequences import TokenSequence
 from loadgen.tokenizer import FIRST_WORD, TOKEN_TEXT
 from loadgen.wire import Release
+from policies.types import Role
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 RANK_HEADER = "X-data-parallel-rank"
@@ -80,6 +81,19 @@ class Host(Protocol):
 
     @property
     def replay_port(self) -> int: ...
+
+    hand_over_faults: HandOverFaults
+    connector: Connector
+    role: Role
+
+    @property
+    def bootstrap_port(self) -> int | None:
+        """None where others don't meet at this worker."""
+        ...
+
+    def record(self, request: web.Request, body: bytes) -> None:
+        """Keeps what it was sent, where that is wanted."""
+        ...
 
     def next_request_id(self) -> str: ...
 
@@ -133,7 +147,8 @@ def text_of(sequence: TokenSequence) -> str:
 
 
 def usage_of(sequence: TokenSequence, host: Host) -> Usage:
-    cached = sequence.cached_tokens or 0
+    reported = sequence.reported_cached_tokens
+    cached = (sequence.cached_tokens or 0) if reported is None else reported
     return Usage(
         prompt_tokens=sequence.num_prompt_tokens,
         completion_tokens=sequence.num_generated,
@@ -171,33 +186,46 @@ class EngineApi:
     def _context_limit(self) -> int:
         return self._host.ranks[0].model.settings.context_limit
 
-    def _rank_for(self, request: web.Request) -> MockRank:
+    def _rank_for(self, request: web.Request, wanted: GenerationRequest) -> MockRank:
+        del wanted
         ranks, name = self._host.ranks, request.headers.get(RANK_HEADER)
         named = rank_named(ranks, name) if name is not None and self._host.release.reads_rank else None
         return named or busy_least(ranks, self._host.next_turn())
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         parse, answer_factory = self.protocols[request.path]
-        wanted = parse(await request.read())
+        body = await request.read()
+        self._host.record(request, body)
+        if self._host.hand_over_faults.take("internal_error"):
+            raise internal_error()
+        wanted = parse(body)
         name, adapter = self._resolve(wanted.model)
         request_id = request.headers.get("X-Request-Id") or self._host.next_request_id()
         created = int(self._host.wall_seconds())
         answer = answer_factory(request_id, name, created, include_usage=wanted.include_usage)
         max_tokens = self._checked_max_tokens(wanted)
-        rank = self._rank_for(request)
-        sequence = rank.model.submit(
+        rank = self._rank_for(request, wanted)
+        sequence = rank.model.sequence(
             request_id, wanted.token_ids, max_tokens, adapter=adapter, cache_salt=wanted.cache_salt
         )
+        arrival = Arrival(
+            rank=rank,
+            sequence=sequence,
+            wanted=wanted,
+            request_id=answer.id,
+            transport=request.transport,
+        )
+        passage = self._host.connector.passage(arrival)
         finish_reason = "stop" if wanted.max_tokens is None else "length"
         if wanted.stream:
-            return await self._stream(request, rank.driver, sequence, answer, finish_reason)
-        return await self._collect(rank.driver, sequence, answer, finish_reason)
+            return await self._stream(request, arrival, passage, answer, finish_reason)
+        return await self._collect(arrival, passage, answer, finish_reason)
 
     async def _stream(
         self,
         request: web.Request,
-        driver: RealTimeDriver,
-        sequence: TokenSequence,
+        arrival: Arrival,
+        passage: Passage,
         answer: Answer,
         finish_reason: str,
     ) -> web.StreamResponse:
@@ -209,25 +237,40 @@ class EngineApi:
             transport = request.transport
             if transport is None:
                 raise ConnectionResetError
-            sink = StreamSink(transport, answer, self._host, finish_reason)
-            driver.submit(sequence, sink)
-            await sink.done
+            await self._run(arrival, passage, StreamSink(transport, answer, self._host, finish_reason))
+        except ApiError as error:
+            # The head said 200 before anybody knew.
+            await response.write(b"data: %s\n\ndata: [DONE]\n\n" % self.error_body(error))
         finally:
-            driver.abort(sequence)
+            arrival.rank.driver.abort(arrival.sequence)
+            passage.close()
         await response.write_eof()
         return response
 
     async def _collect(
-        self, driver: RealTimeDriver, sequence: TokenSequence, answer: Answer, finish_reason: str
+        self, arrival: Arrival, passage: Passage, answer: Answer, finish_reason: str
     ) -> web.Response:
-        sink = CollectSink()
+        sequence = arrival.sequence
         try:
-            driver.submit(sequence, sink)
-            await sink.done
+            await self._run(arrival, passage, CollectSink())
+            body = answer.body(text_of(sequence), usage_of(sequence, self._host), finish_reason)
+            if members := passage.members():
+                body = b"%s,%s" % (body[:-1], msgspec.json.encode(members)[1:])
         finally:
-            driver.abort(sequence)
-        body = answer.body(text_of(sequence), usage_of(sequence, self._host), finish_reason)
+            arrival.rank.driver.abort(sequence)
+            passage.close()
         return web.Response(body=body, content_type="application/json")
+
+    async def _run(self, arrival: Arrival, passage: Passage, sink: StreamSink | CollectSink) -> None:
+        """From engine to engine, where it goes that way, and through this one."""
+        rank = arrival.rank
+        with rank.in_passage():
+            await passage.receive()
+        rank.driver.submit(arrival.sequence, sink)
+        await sink.done
+        passage.computed()
+        with rank.in_passage():
+            await passage.deliver()
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = decode(await request.read(), TokenizeBody)

@@ -1,7 +1,7 @@
 """One mock worker with a process's life: incarnations, ports that stay, connections that can be reset,
 faults.
 
-The table of faults is in `mock_worker`; what the worker answers is in `mock_http`.
+The table of faults is in `mock_faults`; what the worker answers is in `mock_http`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ from aiohttp import web
 from indexer.events import KvEvent
 from loadgen.engine import EngineSettings
 from loadgen.held_ports import HeldPorts
-from loadgen.mock_api import ApiError
+from loadgen.mock_connectors import connector_of
+from loadgen.mock_faults import FaultBody, apply_fault
+from loadgen.mock_hand_over import Connector, Fabric, HandOverConfig, HandOverCounters, HandOverFaults
 from loadgen.mock_http import BODY_BYTES_MAX, EngineApi, Host, Identity, json_response
 from loadgen.mock_ranks import MockRank, find_free_ports
 from loadgen.mock_sglang import SglangApi
 from loadgen.mock_vllm import VllmApi
 from loadgen.wire import RELEASES, Layout
+from policies.types import Role
+from router.tasks import start_task
 
 APIS: Mapping[str, Callable[[Host], EngineApi]] = {"vllm": VllmApi, "sglang": SglangApi}
 """By engine."""
@@ -56,18 +60,17 @@ class FleetConfig:
     port: int
     events_port: int
     num_ranks: int = 1
+    hand_over: HandOverConfig = dataclasses.field(default_factory=HandOverConfig)
+    records_requests: bool = False
 
 
-class FaultBody(msgspec.Struct, forbid_unknown_fields=True):
-    """What is posted to `/mock/fault`."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Received:
+    """A request for text, as it came."""
 
-    fault: str
-    worker: int | None = None
-    count: int | None = None
-    after_tokens: int = 1
-    factor: float = 10.0
-    block_size: int | None = None
-    ranks: int | None = None
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class MockWorker:
@@ -75,8 +78,25 @@ class MockWorker:
 
     identity: Identity
 
-    def __init__(self, config: FleetConfig, index: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def __init__(
+        self,
+        config: FleetConfig,
+        index: int,
+        context: zmq.Context[zmq.Socket[bytes]],
+        *,
+        role: Role = Role.BOTH,
+        fabric: Fabric | None = None,
+    ) -> None:
+        """`fabric`: the network to the engines that it hands over to."""
         self.index = index
+        self.role = role
+        self.fabric = fabric or Fabric()
+        self.hand_over = config.hand_over
+        self.hand_over_counters = HandOverCounters()
+        self.hand_over_faults = HandOverFaults()
+        self.connector = Connector(self)
+        self.received: list[Received] = []
+        """Requests for text, where the fleet records them."""
         self.ranks: Sequence[MockRank] = ()
         """Of its last incarnation."""
         self.release = RELEASES[config.layout]
@@ -92,7 +112,9 @@ class MockWorker:
         self._context = context
         self._port = config.port and config.port + index
         self._held_ports = HeldPorts(config.host)
-        self._refuses = False
+        self._bootstrap_port = config.hand_over.bootstrap_port and config.hand_over.bootstrap_port + index
+        self._crashing: asyncio.Task[None] | None = None
+        self.refuses = False
         self._not_hung = asyncio.Event()
         self._not_hung.set()
         self._request_numbers = itertools.count()
@@ -119,6 +141,14 @@ class MockWorker:
         return f"tcp://{self._config.host}:{self.replay_port}"
 
     @property
+    def address(self) -> str:
+        return self._config.host
+
+    @property
+    def bootstrap_port(self) -> int | None:
+        return self._bootstrap_port if self.role is Role.PREFILL else None
+
+    @property
     def is_alive(self) -> bool:
         return self._site is not None
 
@@ -130,6 +160,11 @@ class MockWorker:
 
     def next_request_id(self) -> str:
         return f"{self.index:02x}{next(self._request_numbers):014x}"
+
+    def record(self, request: web.Request, body: bytes) -> None:
+        if self._config.records_requests:
+            headers = {name.lower(): value for name, value in request.headers.items()}
+            self.received.append(Received(request.path, headers, body))
 
     def next_turn(self) -> int:
         return next(self._turns)
@@ -167,9 +202,16 @@ class MockWorker:
             start_time=self.wall_seconds(),
         )
         await self._start_ranks()
+        await self._start_connector()
         self._site = web.TCPSite(self._runner, config.host, self._port, backlog=LISTEN_BACKLOG)
         await self._site.start()
         self._port = self._runner.addresses[-1][1]
+
+    async def _start_connector(self) -> None:
+        if self.role is Role.PREFILL and not self._bootstrap_port:
+            self._bootstrap_port = find_free_ports(self._config.host, 1)
+        self.connector = connector_of(self, self.release.engine)
+        await self.connector.start()
 
     async def _start_ranks(self) -> None:
         """On its ports; at first on free ones, and on others where somebody was quicker."""
@@ -214,6 +256,7 @@ class MockWorker:
             await self._site.stop()
             self._site = None
             self._reset_connections(spare)
+        await self.connector.stop()
         for rank in self.ranks:
             await rank.stop()
         if was_alive:
@@ -232,69 +275,52 @@ class MockWorker:
         await self.apply_fault(msgspec.convert({"fault": name, **options}, FaultBody))
 
     async def apply_fault(self, body: FaultBody, spare: asyncio.Transport | None = None) -> None:
-        """Raises ApiError 400 for an unknown name."""
-        apply = self._fault_table().get(body.fault)
-        if apply is None:
-            known = ", ".join(self._fault_table())
-            raise ApiError(400, f"unknown fault {body.fault!r}; known: {known}", param="fault")
-        await apply(body, spare)
+        """Raises ApiError 400 that names what is wrong."""
+        await apply_fault(self, body, spare)
 
     def stats(self) -> dict[str, Any]:
         """What `GET /mock/stats` answers."""
         ranks = [rank.stats() for rank in self.ranks]
         totals = {name: sum(each[name] for each in ranks) for name in ranks[0]}
         lags = {name: max(each[name] for each in ranks) for name in ("lag_seconds_mean", "lag_seconds_max")}
-        return {"worker": self.index, "incarnation": self.num_incarnations, **totals, **lags, "ranks": ranks}
+        return {
+            "worker": self.index,
+            "role": self.role,
+            "incarnation": self.num_incarnations,
+            **totals,
+            **lags,
+            **dataclasses.asdict(self.hand_over_counters),
+            "ranks": ranks,
+        }
 
     # Faults
 
-    def _fault_table(self) -> dict[str, Callable[[FaultBody, asyncio.Transport | None], Awaitable[None]]]:
-        return {
-            "die": self._die,
-            "restart": self._restart,
-            "hang": self._hang,
-            "refuse": self._refuse,
-            "drop_events": self._drop_events,
-            "error_mid_stream": self._error_mid_stream,
-            "slow": self._slow,
-            "misreport": self._misreport,
-            "clear": self._clear,
-        }
-
-    async def _die(self, _body: FaultBody, spare: asyncio.Transport | None) -> None:
+    async def die(self, spare: asyncio.Transport | None) -> None:
         await self.stop(spare=spare)
 
-    async def _restart(self, body: FaultBody, spare: asyncio.Transport | None) -> None:
+    async def restart(self, spare: asyncio.Transport | None, num_ranks: int | None) -> None:
         await self.stop(spare=spare)
-        self._num_ranks = body.ranks or self._num_ranks
+        self._num_ranks = num_ranks or self._num_ranks
         await self.start()
 
-    async def _hang(self, _body: FaultBody, _spare: asyncio.Transport | None) -> None:
+    def hang(self) -> None:
         self._not_hung.clear()
         for rank in self.ranks:
             rank.driver.pause()
 
-    async def _refuse(self, _body: FaultBody, _spare: asyncio.Transport | None) -> None:
-        self._refuses = True
-
-    async def _drop_events(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
+    def drop_events(self, count: int | None) -> None:
         for rank in self.ranks:
-            rank.publisher.drops_left = body.count
+            rank.publisher.drops_left = count
 
-    async def _error_mid_stream(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
-        self.cut_after_tokens = body.after_tokens
-
-    async def _slow(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
+    def slow_down(self, factor: float) -> None:
         for rank in self.ranks:
-            rank.model.slowdown = body.factor
+            rank.model.slowdown = factor
 
-    async def _misreport(self, body: FaultBody, _spare: asyncio.Transport | None) -> None:
-        self.told_block_tokens = body.block_size
-
-    async def _clear(self, _body: FaultBody, _spare: asyncio.Transport | None) -> None:
-        self._refuses = False
+    async def clear(self) -> None:
+        self.refuses = False
         self.cut_after_tokens = None
         self.told_block_tokens = self._config.engine.block_tokens
+        self.hand_over_faults = HandOverFaults()
         self._not_hung.set()
         if not self.is_alive:
             await self.start()
@@ -303,13 +329,25 @@ class MockWorker:
             rank.model.slowdown = 1.0
             rank.driver.resume()
 
+    def crash(self, spare: asyncio.Transport | None) -> None:
+        """A request has killed the engine, and its server ends."""
+        if self.is_alive and self._crashing is None:
+            self.hand_over_counters.died += 1
+            self._crashing = start_task(self._crash(spare), f"mock-crash-{self.index}")
+
+    async def _crash(self, spare: asyncio.Transport | None) -> None:
+        try:
+            await self.stop(spare=spare)
+        finally:
+            self._crashing = None
+
     # HTTP and events
 
     @web.middleware
     async def _faults(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if not request.path.startswith("/mock/"):
             await self._not_hung.wait()
-            if self._refuses:
+            if self.refuses:
                 return web.Response(status=503, text="refused")
         return await handler(request)
 

@@ -6,9 +6,10 @@ Which of them serves a request is decided here; what they answer is in `mock_htt
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 
 import zmq
@@ -19,6 +20,7 @@ from loadgen.mock_api import ApiError
 from loadgen.mock_driver import RealTimeDriver
 from loadgen.mock_events import EventPublisher
 from loadgen.token_engine import TokenEngine
+from loadgen.transfer import Port
 from loadgen.wire import RELEASES, Layout, encode_batch
 from loadgen.wire_sglang import TreeEvents
 from router.tasks import start_task
@@ -45,6 +47,9 @@ class MockRank:
     ) -> None:
         """`wall_seconds`: Unix seconds, for the time of messages."""
         self.number = number
+        self.port = Port()
+        self.num_in_passage = 0
+        """Requests whose KV is awaited, or on its way to another engine."""
         self.publisher = EventPublisher(context, layout=layout, topic=topic.encode())
         self.driver = RealTimeDriver(TokenEngine(settings), self.publish)
         self._layout = layout
@@ -59,16 +64,26 @@ class MockRank:
 
     @property
     def num_active(self) -> int:
-        return self.model.num_running + self.model.num_waiting
+        return self.model.num_running + self.model.num_waiting + self.num_in_passage
 
     @property
     def num_messages(self) -> int:
         """Published so far; the next one has this number."""
         return self.publisher.next_sequence
 
+    @contextlib.contextmanager
+    def in_passage(self) -> Iterator[None]:
+        """A request that is with this worker and not with its engine."""
+        self.num_in_passage += 1
+        try:
+            yield
+        finally:
+            self.num_in_passage -= 1
+
     def stats(self) -> dict[str, float]:
         return {
             "active_requests": self.num_active,
+            "held_prompts": self.model.num_held,
             "event_messages": self.num_messages,
             "dropped_event_messages": self.publisher.num_dropped,
             "cached_blocks": self.model.pool.num_cached,

@@ -8,12 +8,14 @@ import msgspec
 from aiohttp import web
 
 from loadgen.mock_answers import GenerateAnswer
-from loadgen.mock_api import ApiError, parse_generate
-from loadgen.mock_http import OPENAI_PATHS, EngineApi, json_response
+from loadgen.mock_api import ApiError, GenerationRequest, parse_generate
+from loadgen.mock_http import OPENAI_PATHS, RANK_HEADER, EngineApi, json_response
 from loadgen.mock_metrics import render_sglang_metrics
-from loadgen.mock_ranks import MockRank, busy_least
+from loadgen.mock_ranks import MockRank, busy_least, rank_named
+from policies.types import Role
 
 GENERATE_PATH = "/generate"
+_MODES = {Role.BOTH: "null", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 
 class SglangApi(EngineApi):
@@ -38,11 +40,16 @@ class SglangApi(EngineApi):
             [rank.model for rank in self._host.ranks], model_name=self._host.identity.model
         )
 
-    def _rank_for(self, request: web.Request) -> MockRank:
-        """Its own API reads no header: there the body may name a rank, which a gateway does not touch."""
-        if request.path == GENERATE_PATH:
-            return busy_least(self._host.ranks, self._host.next_turn())
-        return super()._rank_for(request)
+    def _rank_for(self, request: web.Request, wanted: GenerationRequest) -> MockRank:
+        """Its own API reads no header. A prefill server that is told no rank takes the room's."""
+        ranks, fields = self._host.ranks, wanted.hand_over
+        if request.path != GENERATE_PATH and RANK_HEADER in request.headers:
+            return super()._rank_for(request, wanted)
+        if fields.routed_dp_rank is not None:
+            return rank_named(ranks, str(fields.routed_dp_rank)) or ranks[0]
+        if self._host.role is Role.PREFILL and fields.room is not None:
+            return ranks[fields.room % len(ranks)]
+        return busy_least(ranks, self._host.next_turn())
 
     async def server_info(self, _request: web.Request) -> web.Response:
         settings, identity = self._host.ranks[0].model.settings, self._host.identity
@@ -55,6 +62,8 @@ class SglangApi(EngineApi):
             "max_total_num_tokens": settings.capacity_tokens,
             "enable_cache_report": True,
             "disable_radix_cache": False,
+            "disaggregation_mode": _MODES[self._host.role],
+            "disaggregation_bootstrap_port": self._host.bootstrap_port,
             "internal_states": [{"memory_usage": {}} for _ in self._host.ranks],
         }
         if self._host.release.announces:

@@ -1,21 +1,8 @@
 """Mock workers: TokenEngines behind HTTP and ZMQ, with fault switches.
 
 `MockFleet` is several workers in one process; `main` is `kvgate mock`.
-A fault is set with `POST /mock/fault {"fault": NAME, ...}` on any living worker of the fleet; `"worker": i`
-names another one than the one that was asked.
-
-| fault            | what happens, until `clear`                                                            |
-| ---------------- | -------------------------------------------------------------------------------------- |
-| die              | every connection is reset, all ports are closed; `clear` starts a new incarnation      |
-| restart          | die and come back at once: empty cache, event numbers from 0, new start time; with      |
-|                  | `ranks` as many data-parallel ranks                                                    |
-| hang             | connections are accepted, nothing is answered, the engine stands still                 |
-| refuse           | 503 for everything                                                                     |
-| drop_events      | the next `count` event messages are lost (all, without `count`); replay still has them |
-| error_mid_stream | a stream is cut after `after_tokens` tokens (default 1)                                |
-| slow             | steps take `factor` times as long (default 10)                                         |
-| misreport        | it says that its blocks have `block_size` tokens; nothing of it without `block_size`   |
-| clear            | back to normal                                                                         |
+Faults (`mock_faults`) are set with `POST /mock/fault {"fault": NAME, ...}` on any living worker of the fleet;
+`"worker": i` names another one than the one that was asked.
 """
 
 from __future__ import annotations
@@ -36,9 +23,14 @@ from loadgen.arguments import above_zero, command_line, whole_number
 from loadgen.console import Console
 from loadgen.engine import EngineSettings
 from loadgen.mock_api import ApiError, decode
+from loadgen.mock_connectors import CONNECTORS
+from loadgen.mock_faults import FaultBody
+from loadgen.mock_hand_over import Fabric, HandOverConfig
 from loadgen.mock_http import json_response
-from loadgen.mock_process import REPLAY_PORT_OFFSET, FaultBody, FleetConfig, MockWorker
+from loadgen.mock_process import REPLAY_PORT_OFFSET, FleetConfig, MockWorker
+from loadgen.transfer import TransferModel
 from loadgen.wire import NEWEST, RELEASES, Layout
+from policies.types import Role
 
 PORT_MAX = 65535
 
@@ -59,8 +51,13 @@ class MockFleet:
         port: int = 0,
         events_port: int = 0,
         data_parallel_size: int = 1,
+        num_prefill: int = 0,
+        num_decode: int = 0,
+        hand_over: HandOverConfig | None = None,
+        records_requests: bool = False,
     ) -> None:
-        """With port 0 the system chooses; see FleetConfig."""
+        """Prefill workers come first, then decode workers, then `num_workers` that do everything. With port 0
+        the system chooses; see FleetConfig."""
         config = FleetConfig(
             engine=engine or EngineSettings(),
             model=model,
@@ -71,9 +68,18 @@ class MockFleet:
             port=port,
             events_port=events_port,
             num_ranks=data_parallel_size,
+            hand_over=hand_over or HandOverConfig(bootstrap_port=0),
+            records_requests=records_requests,
         )
+        roles = [Role.PREFILL] * num_prefill + [Role.DECODE] * num_decode + [Role.BOTH] * num_workers
+        fabric = Fabric()
         self._context = zmq.Context[zmq.Socket[bytes]].instance()
-        self.workers = [MockWorker(config, i, self._context) for i in range(num_workers)]
+        self.workers = [
+            MockWorker(config, i, self._context, role=role, fabric=fabric) for i, role in enumerate(roles)
+        ]
+        self.prefill = self.workers[:num_prefill]
+        self.decode = self.workers[num_prefill : num_prefill + num_decode]
+        self.whole = self.workers[num_prefill + num_decode :]
 
     async def __aenter__(self) -> Self:
         try:
@@ -109,7 +115,16 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser.parse_args(argv)
     _check_ports(parser, arguments)
     fleet = MockFleet(
-        arguments.num_workers,
+        _num_whole(arguments),
+        num_prefill=arguments.prefill,
+        num_decode=arguments.decode,
+        hand_over=HandOverConfig(
+            connector=arguments.connector,
+            transfer=TransferModel(
+                gbps=arguments.transfer_gbps, bytes_per_token=arguments.kv_bytes_per_token
+            ),
+            bootstrap_port=arguments.bootstrap_port,
+        ),
         engine=EngineSettings(
             block_tokens=arguments.block_size,
             num_blocks=arguments.num_blocks,
@@ -137,19 +152,33 @@ async def _serve(fleet: MockFleet) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stopped.set)
     async with fleet:
-        first, last = fleet.workers[0], fleet.workers[-1]
-        print(  # noqa: T201 -- the ready line is what whoever started us waits for
-            f"ready: {len(fleet.workers)} mock workers, {first.url} to {last.url}, "
-            f"events {first.events_endpoint} to {last.last_events_endpoint}",
-            flush=True,
-        )
+        print(_ready_line(fleet), flush=True)  # noqa: T201 -- what whoever started us waits for
         await stopped.wait()
+
+
+def _ready_line(fleet: MockFleet) -> str:
+    first, last = fleet.workers[0], fleet.workers[-1]
+    count = len(fleet.workers)
+    workers = "1 mock worker" if count == 1 else f"{count} mock workers"
+    if fleet.prefill or fleet.decode:
+        parts = (f"{len(fleet.prefill)} prefill", f"{len(fleet.decode)} decode", f"{len(fleet.whole)} whole")
+        workers += f" ({', '.join(parts)})"
+    urls = first.url if count == 1 else f"{first.url} to {last.url}"
+    events = first.events_endpoint
+    if last.last_events_endpoint != events:
+        events += f" to {last.last_events_endpoint}"
+    return f"ready: {workers}, {urls}, events {events}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_line("mock", "A fleet of mock inference workers with real KV events, in one process.")
     engine = EngineSettings()
-    parser.add_argument("--num-workers", type=whole_number(1), default=4, help="how many workers")
+    parser.add_argument(
+        "--num-workers",
+        type=whole_number(0),
+        default=argparse.SUPPRESS,
+        help="how many workers that do everything (default: 4, with pools 0)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address of all sockets")
     parser.add_argument(
         "--port", type=whole_number(0, PORT_MAX), default=8100, help="HTTP port of worker 0; worker i: + i"
@@ -184,15 +213,58 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--speedup", type=above_zero, default=1.0, help="how much faster than the published curves"
     )
+    _add_pools(parser)
     return parser
+
+
+def _add_pools(parser: argparse.ArgumentParser) -> None:
+    """Prefill and decode apart."""
+    parser.add_argument(
+        "--prefill", type=whole_number(0), default=0, help="how many prefill workers; the first"
+    )
+    parser.add_argument("--decode", type=whole_number(0), default=0, help="how many decode workers; the next")
+    transfer = TransferModel()
+    parser.add_argument(
+        "--connector", choices=list(CONNECTORS), default="nixl", help="how vLLM's pools hand over"
+    )
+    parser.add_argument(
+        "--transfer-gbps", type=above_zero, default=transfer.gbps, help="network of each worker of a pool"
+    )
+    parser.add_argument(
+        "--kv-bytes-per-token",
+        type=whole_number(1),
+        default=transfer.bytes_per_token,
+        help="that travel between pools",
+    )
+    parser.add_argument(
+        "--bootstrap-port",
+        type=whole_number(0, PORT_MAX),
+        default=HandOverConfig().bootstrap_port,
+        help="where SGLang's and Mooncake's prefill workers are met, worker i: + i; 0: any",
+    )
 
 
 def _check_ports(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Every worker needs its own."""
+    num_workers = arguments.prefill + arguments.decode + _num_whole(arguments)
+    if not num_workers:
+        parser.error("--num-workers 0 needs --prefill or --decode: there would be no worker")
     last_replay = arguments.events_port and arguments.events_port + REPLAY_PORT_OFFSET
-    num_publishers = arguments.num_workers * arguments.data_parallel_size
-    if max(arguments.port + arguments.num_workers, last_replay + num_publishers) - 1 > PORT_MAX:
-        parser.error(f"the ports of {arguments.num_workers} workers go beyond {PORT_MAX}")
+    num_publishers = num_workers * arguments.data_parallel_size
+    ends = (
+        arguments.port + num_workers,
+        last_replay + num_publishers,
+        arguments.bootstrap_port + num_workers,
+    )
+    if max(ends) - 1 > PORT_MAX:
+        parser.error(f"the ports of {num_workers} workers go beyond {PORT_MAX}")
+
+
+def _num_whole(arguments: argparse.Namespace) -> int:
+    """Four where nothing else was asked for."""
+    has_pools = arguments.prefill or arguments.decode
+    count: int = getattr(arguments, "num_workers", 0 if has_pools else 4)
+    return count
 
 
 def _layout(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> Layout:

@@ -79,6 +79,8 @@ class TokenSequence(EngineSequence):
     cache_salt: str = ""
     digest: bytes
     """Digest of the last complete block; before the first one, the engine's seed."""
+    reported_cached_tokens: int | None = None
+    """What `usage` says instead, of a prompt that another engine has computed."""
     chain: list[EngineBlockHash] = field(default_factory=list)
     """The same list as `hashes`, which grows with what is generated."""
 
