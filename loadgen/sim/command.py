@@ -21,12 +21,20 @@ from loadgen.console import Console
 from loadgen.engine import EngineSettings
 from loadgen.engine_profiles import DEFAULT_PROFILE, PROFILES
 from loadgen.sim.outcomes import Figures, figures_of
-from loadgen.sim.settings import SimSettings
+from loadgen.sim.pool_options import (
+    WHOLE_WORKERS,
+    add_pool_options,
+    modes_of,
+    policy_text,
+    pools_of,
+    require_a_fleet,
+)
+from loadgen.sim.settings import PoolSettings, SimSettings
 from loadgen.sim.simulation import Simulation
-from loadgen.sim.table import TABLE_NOTE, render_figures
+from loadgen.sim.table import TABLE_NOTE, render_figures, render_pools
 from loadgen.trace_files import read_any_trace
 from loadgen.traces import Trace, TraceError, statistics_of
-from policies import PolicyError, parse_policy, spell_policy
+from policies import parse_policy
 
 DEFAULT_POLICIES = ("round_robin", "least_loaded", "kv")
 GC_THRESHOLDS = (50_000, 20, 100)
@@ -48,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
     """Exit code 0, or 1 when the trace can't be read or the figures can't be written."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    require_a_fleet(parser, arguments)
     console = Console()
     try:
         return _compare(arguments, console)
@@ -73,6 +82,7 @@ def simulate(job: Job) -> Figures:
         seed=job.settings.seed,
         wall_seconds=perf_counter() - started,
         warm_up=job.warm_up,
+        pools=job.settings.pools,
     )
 
 
@@ -80,26 +90,30 @@ def _compare(arguments: argparse.Namespace, console: Console) -> int:
     trace = read_any_trace(arguments.trace, random.Random(arguments.seed), arguments.requests)
     engine = PROFILES[arguments.engine].settings(trace.block_tokens, arguments.capacity_tokens)
     trace = _that_fits(trace, engine, console)
-    settings = _settings(arguments, engine)
     _introduce(console, trace, arguments)
     jobs = [
         Job(
             policy=policy,
             trace=trace,
             name=str(arguments.trace),
-            settings=settings,
+            settings=_settings(arguments, engine, pools),
             warm_up=arguments.warm_up,
         )
         for policy in arguments.policy or DEFAULT_POLICIES
+        for pools in pools_of(arguments)
     ]
     figures = []
     for done in _all_figures(jobs, arguments.jobs):
         figures.append(done)
         speed = done.num_requests / done.wall_s
-        console.line(f"{done.policy}: {done.wall_s:.1f} s, {speed:,.0f} requests a second")
+        mode = f", {done.pools.mode}" if done.pools else ""
+        console.line(f"{done.policy}{mode}: {done.wall_s:.1f} s, {speed:,.0f} requests a second")
     console.line()
     console.line(render_figures(figures))
     console.line(TABLE_NOTE)
+    if table := render_pools(figures):
+        console.line()
+        console.line(table)
     if arguments.json:
         arguments.json.write_bytes(msgspec.json.encode([each.as_json() for each in figures]) + b"\n")
     return 0
@@ -128,8 +142,11 @@ def _that_fits(trace: Trace, engine: EngineSettings, console: Console) -> Trace:
     return replace(trace, requests=fitting)
 
 
-def _settings(arguments: argparse.Namespace, engine: EngineSettings) -> SimSettings:
+def _settings(
+    arguments: argparse.Namespace, engine: EngineSettings, pools: PoolSettings | None
+) -> SimSettings:
     return SimSettings(
+        pools=pools,
         num_workers=arguments.num_workers,
         engine=engine,
         seed=arguments.seed,
@@ -150,8 +167,16 @@ def _introduce(console: Console, trace: Trace, arguments: argparse.Namespace) ->
         f"tokens: mean {statistics.mean_input_tokens:,.0f}, median {statistics.median_input_tokens:,}; "
         f"output tokens: mean {statistics.mean_output_tokens:,.0f}"
     )
-    console.line(f"{arguments.num_workers} workers, {_load(trace, arguments)}")
+    console.line(f"{_fleet(arguments)}, {_load(trace, arguments)}")
     console.line(f"engine {arguments.engine}: {PROFILES[arguments.engine].help}")
+
+
+def _fleet(arguments: argparse.Namespace) -> str:
+    if not modes_of(arguments):
+        return f"{arguments.num_workers} workers"
+    whole = f", {arguments.num_workers} whole ones" if arguments.num_workers else ""
+    pools = f"{arguments.prefill} prefill and {arguments.decode} decode workers"
+    return f"{pools}{whole}, {arguments.transfer_gbps:g} Gbit/s between them"
 
 
 def _load(trace: Trace, arguments: argparse.Namespace) -> str:
@@ -175,10 +200,11 @@ def _parser() -> argparse.ArgumentParser:
     option(
         "--policy",
         action="append",
-        type=_policy,
+        type=policy_text,
         help=f"NAME or NAME,key=value,...; may be given several times ({', '.join(DEFAULT_POLICIES)})",
     )
-    option("--num-workers", type=whole_number(1, 1024), default=8, help="how many workers")
+    option("--num-workers", type=whole_number(0, 1024), help=f"whole workers ({WHOLE_WORKERS}; with pools 0)")
+    add_pool_options(parser)
     option("--rate-scale", type=above_zero, default=1.0, help="arrivals so many times as fast as recorded")
     option("--concurrency", type=whole_number(1), help="a closed loop of so many clients, no arrival times")
     option("--requests", type=whole_number(1), help="only the first so many")
@@ -194,13 +220,6 @@ def _parser() -> argparse.ArgumentParser:
     option("--jobs", type=whole_number(1), default=os.cpu_count() or 1, help="policies simulated at a time")
     option("--json", type=Path, help="file for the figures: one array, an object for each policy")
     return parser
-
-
-def _policy(text: str) -> str:
-    try:
-        return spell_policy(parse_policy(text))
-    except PolicyError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 if __name__ == "__main__":

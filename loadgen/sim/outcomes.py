@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from loadgen.compare import mean, percentile
+from loadgen.sim.settings import PoolSettings
 from loadgen.traces import Trace, hit_rate_dealt
+from router.core.disagg import Reason
+
+WITHOUT_CHOICE = frozenset({Reason.NO_PREFILL_WORKER, Reason.RETRIED, Reason.PREFILL_FAILED})
+"""Local, because there was no other way."""
+
+
+@dataclass(slots=True, kw_only=True)
+class PairOutcome:
+    """Of a request whose worker belongs to a pool: the verdict, and what came of it.
+
+    `other_seconds`: what the way that was not taken would have needed from `decided_at` to the first token,
+    by the engines' formulas; None where there was no other. `stall_seconds`: what the decode worker's streams
+    lose together when it computes the prompt. `is_handed_over`: the answer rests on KV that was transferred,
+    so many tokens of it.
+    """
+
+    decided_at: float
+    is_remote: bool
+    reason: str
+    other_seconds: float | None = None
+    stall_seconds: float = 0.0
+    is_handed_over: bool = False
+    transferred_tokens: int = 0
 
 
 @dataclass(slots=True)
 class RequestOutcome:
-    """Times in seconds. `ended_at` is None for a request whose answer broke off or never came."""
+    """Times in seconds. `ended_at` is None for a request whose answer broke off or never came.
+    `cached_tokens`: of the worker that computed the prompt."""
 
     sent_at: float
     prompt_tokens: int
@@ -22,6 +48,8 @@ class RequestOutcome:
     ended_at: float | None = None
     cached_tokens: int = 0
     num_attempts: int = 0
+    pair: PairOutcome | None = None
+    """None where a whole worker answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +60,36 @@ class Spread:
     p50: float
     p90: float
     p99: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFigures:
+    """Of requests that were answered and measured. `hand_over_share`: of all of them, answered from KV that
+    was transferred. `remote`, `local`: how many by the reason of the verdict. `num_fallbacks`: remote by
+    verdict, computed by the decode worker all the same.
+
+    `gained_share`: of the hand-overs, those whose first token came sooner than the decode worker would have
+    had it; `lost_share`: of the local ones that had a choice, those that a hand-over would have served
+    sooner; `gain_ms`, `loss_ms`: by how much on average, negative where it is the other way round. The `net`
+    ones add what the decode worker's streams lose together to the time of a local prompt.
+    """
+
+    mode: str
+    num_prefill: int
+    num_decode: int
+    hand_over_share: float
+    transferred_tokens: int
+    remote: dict[str, int]
+    local: dict[str, int]
+    num_fallbacks: int
+    gained_share: float
+    gain_ms: float
+    net_gained_share: float
+    net_gain_ms: float
+    lost_share: float
+    loss_ms: float
+    net_lost_share: float
+    net_loss_ms: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +115,15 @@ class Figures:
     imbalance: float
     simulated_s: float
     wall_s: float
+    pools: PoolFigures | None = None
+    """None for a fleet of whole workers alone."""
 
     def as_json(self) -> dict[str, Any]:
         """The documented fields; what was not measured is None."""
         fields = asdict(self)
         del fields["num_failed"]
+        if self.pools is None:
+            del fields["pools"]
         return {name: _without_nan(value) for name, value in fields.items()}
 
 
@@ -81,7 +143,15 @@ class Run:
 
 
 def figures_of(
-    run: Run, trace: Trace, *, policy: str, name: str, seed: int, wall_seconds: float, warm_up: float = 0.0
+    run: Run,
+    trace: Trace,
+    *,
+    policy: str,
+    name: str,
+    seed: int,
+    wall_seconds: float,
+    warm_up: float = 0.0,
+    pools: PoolSettings | None = None,
 ) -> Figures:
     """`warm_up`: share of the requests, the first ones, that no time and no hit rate is taken of: caches are
     still empty then."""
@@ -104,7 +174,59 @@ def figures_of(
         imbalance=max(run.busy_seconds) / busy if busy else math.nan,
         simulated_s=run.simulated_seconds,
         wall_s=wall_seconds,
+        pools=_pool_figures(counted, pools) if pools else None,
     )
+
+
+def _pool_figures(counted: Sequence[RequestOutcome], pools: PoolSettings) -> PoolFigures:
+    pairs = [(outcome, outcome.pair) for outcome in counted if outcome.pair]
+    handed_over = [pair for _outcome, pair in pairs if pair.is_handed_over]
+    remote = [
+        (_saved_ms(outcome), pair.stall_seconds * 1000) for outcome, pair in pairs if pair.is_handed_over
+    ]
+    gains = [saved for saved, _stall in remote if saved is not None]
+    net_gains = [saved + stall for saved, stall in remote if saved is not None]
+    local = [
+        (_saved_ms(outcome), pair.stall_seconds * 1000)
+        for outcome, pair in pairs
+        if not pair.is_remote and pair.reason not in WITHOUT_CHOICE
+    ]
+    losses = [-saved for saved, _stall in local if saved is not None]
+    net_losses = [stall - saved for saved, stall in local if saved is not None]
+    return PoolFigures(
+        mode=pools.rules.mode.value,
+        num_prefill=pools.num_prefill,
+        num_decode=pools.num_decode,
+        hand_over_share=_ratio(len(handed_over), len(counted)),
+        transferred_tokens=sum(pair.transferred_tokens for pair in handed_over),
+        remote=_by_reason(pair for _outcome, pair in pairs if pair.is_remote),
+        local=_by_reason(pair for _outcome, pair in pairs if not pair.is_remote),
+        num_fallbacks=sum(pair.is_remote and not pair.is_handed_over for _outcome, pair in pairs),
+        gained_share=_share_above_zero(gains),
+        gain_ms=mean(gains),
+        net_gained_share=_share_above_zero(net_gains),
+        net_gain_ms=mean(net_gains),
+        lost_share=_share_above_zero(losses),
+        loss_ms=mean(losses),
+        net_lost_share=_share_above_zero(net_losses),
+        net_loss_ms=mean(net_losses),
+    )
+
+
+def _by_reason(pairs: Iterable[PairOutcome]) -> dict[str, int]:
+    return dict(sorted(Counter(str(pair.reason) for pair in pairs).items()))
+
+
+def _saved_ms(outcome: RequestOutcome) -> float | None:
+    """How much sooner the first token came than by the other way, where there was one."""
+    pair = outcome.pair
+    if pair is None or pair.other_seconds is None or outcome.first_token_at is None:
+        return None
+    return (pair.other_seconds - (outcome.first_token_at - pair.decided_at)) * 1000
+
+
+def _share_above_zero(values: Sequence[float]) -> float:
+    return _ratio(sum(value > 0 for value in values), len(values))
 
 
 def _ratio(part: float, whole: float) -> float:

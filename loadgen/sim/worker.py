@@ -13,7 +13,8 @@ from indexer.events import KvEvent
 from loadgen.engine import EngineModel, EngineSettings
 from loadgen.sequences import EngineSequence
 from loadgen.sim.wire import encode_events
-from policies.types import Slot, WorkerId
+from loadgen.transfer import Port
+from policies.types import Role, Slot, WorkerId
 
 REPLAY_BUFFER_MESSAGES = 10_000
 """As vLLM's publisher keeps."""
@@ -29,18 +30,25 @@ class Published(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class SimWorker:
-    """`wakes`: how often the end of its step was set anew; what was announced before is void."""
+    """`wakes`: how often the end of its step was set anew; what was announced before is void. `is_idle`: no
+    step is in progress. `step_ends_at` is of the last one, or the run of steps."""
 
     id: WorkerId
     slot: Slot
     settings: EngineSettings
     rng: random.Random
+    role: Role = Role.BOTH
     is_up: bool = True
     incarnation: int = 0
     wakes: int = 0
+    is_idle: bool = True
+    step_ends_at: float = 0.0
     engine: EngineModel = field(init=False)
+    port: Port = field(init=False)
+    """Through which it hands KV over, or receives it."""
     requests: dict[EngineSequence, int] = field(default_factory=dict)
-    """Sequences under way, with the numbers of their requests."""
+    """Sequences under way, those whose KV is still being transferred here included, with the numbers of their
+    requests."""
     busy_seconds: float = 0.0
     """Of engines that have died."""
     _sent: deque[Published] = field(init=False)
@@ -51,6 +59,8 @@ class SimWorker:
 
     def _begin(self) -> None:
         self.engine = EngineModel(self.settings, self.rng)
+        self.port = Port()
+        self.is_idle = True
         self._sent = deque(maxlen=REPLAY_BUFFER_MESSAGES)
         self._next_sequence = 0
 

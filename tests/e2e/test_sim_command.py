@@ -50,6 +50,24 @@ def test_one_array_in_the_order_of_the_policies(tmp_path, trace, capsys):
     assert simulate(tmp_path, *arguments, "--jobs", 1) == found, "a seed decides, not the processes"
 
 
+def test_one_run_for_each_mode(tmp_path, trace, capsys):
+    arguments = ["--trace", trace, "--policy", "kv", "--prefill", 1, "--decode", 2, "--num-workers", 1]
+    modes = ["--disagg", "never,always", "--disagg", "conditional", "--decode-policy", "least_loaded"]
+    found = simulate(tmp_path, *arguments, *modes, "--transfer-gbps", 200)
+    assert [each["pools"]["mode"] for each in found] == ["never", "always", "conditional"]
+    assert {each["num_workers"] for each in found} == {4}
+    never, always, _conditional = (each["pools"] for each in found)
+    assert (never["hand_over_share"], never["transferred_tokens"], never["remote"]) == (0, 0, {})
+    assert always["hand_over_share"] > 0
+    assert list(always["remote"]) == ["always"]
+    assert "1 prefill and 2 decode workers, 1 whole ones, 200 Gbit/s" in capsys.readouterr().out
+
+
+def test_pools_without_whole_workers_by_default(tmp_path, trace):
+    (found,) = simulate(tmp_path, "--trace", trace, "--policy", "kv", "--prefill", 1, "--decode", 2)
+    assert (found["num_workers"], found["pools"]["mode"]) == (3, "conditional")
+
+
 def test_a_closed_loop(tmp_path, trace):
     (one,) = simulate(tmp_path, "--trace", trace, "--policy", "kv", "--concurrency", 1)
     (four,) = simulate(tmp_path, "--trace", trace, "--policy", "kv", "--concurrency", 4)
@@ -91,6 +109,12 @@ def test_what_no_worker_can_hold_is_left_out(tmp_path, trace, capsys):
         (["--trace", "t", "--rate-scale", "0"], 2, "above 0"),
         (["--trace", "t", "--event-loss", "1"], 2, "from 0 up to"),
         (["--trace", "t", "--engine", "warp"], 2, "70b"),
+        (["--trace", "t", "--disagg", "auto"], 2, "--disagg needs pools"),
+        (["--trace", "t", "--prefill", "1"], 2, "nobody answers"),
+        (["--trace", "t", "--num-workers", "0"], 2, "nobody answers"),
+        (["--trace", "t", "--disagg", "auto,perhaps"], 2, "known: conditional, always, never, auto"),
+        (["--trace", "t", "--disagg-ratio", "2"], 2, "from 0 to 1"),
+        (["--trace", "t", "--decode-policy", "best"], 2, "unknown policy 'best'"),
     ],
 )
 def test_what_is_wrong_is_said(capsys, arguments, code, what):
@@ -107,7 +131,8 @@ def test_the_page_has_every_option_and_engine(capsys):
         main(["--help"])
     options = set(re.findall(r"--[a-z][a-z-]+", capsys.readouterr().out)) - {"--help"}
     page = (ROOT / "docs/simulator.md").read_text()
-    assert options == set(re.findall(r"^\| `(--[a-z-]+)`", page, re.MULTILINE))
+    rows = re.findall(r"^\| (`--[^|]+)\|", page, re.MULTILINE)
+    assert options == {option for row in rows for option in re.findall(r"--[a-z-]+", row)}
     profiles = page.partition("| profile |")[2].partition("\n\n")[0]
     assert list(PROFILES) == re.findall(r"^\| `([a-z0-9-]+)`", profiles, re.MULTILINE)
 
