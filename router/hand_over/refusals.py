@@ -65,8 +65,8 @@ def _searched(text: bytes) -> Iterator[str]:
     yield from (name for name in GATEWAY_FIELDS if b'"%b"' % name.encode() in text)
     if any(escape in text for escape in _ESCAPED_LETTERS):
         raise BadRequest(
-            f"Letters may not be escaped (\\u0061) in more than {LENIENT_BYTES} bytes of unread JSON: write them "
-            "as they are",
+            f"Letters may not be escaped (\\u0061) in more than {LENIENT_BYTES} bytes of unread JSON: "
+            "write them as they are",
             code="gateway_field",
         )
 
