@@ -183,6 +183,8 @@ class Pairing:
         facts = self._facts(inputs, entry, leg)
         if asked.request.stays_whole:
             return forced(self.rules, facts, is_remote=False, reason=Reason.STAYS_WHOLE)
+        if asked.attempt and entry.worker.prefills_alone and (leg is not None or self.rules.fallback):
+            return forced(self.rules, facts, is_remote=False, reason=Reason.RETRIED)
         if leg is None:
             if not self.rules.fallback and decide(self.rules, facts).is_remote:
                 raise NoWorkers(
@@ -190,8 +192,6 @@ class Pairing:
                     "workers compute no prompts in their place: --disagg-fallback is off"
                 )
             return forced(self.rules, facts, is_remote=False, reason=Reason.NO_PREFILL_WORKER)
-        if asked.attempt and entry.worker.prefills_alone:
-            return forced(self.rules, facts, is_remote=False, reason=Reason.RETRIED)
         return decide(self.rules, facts)
 
     def _facts(self, inputs: Inputs, entry: WorkerEntry, leg: Plan | None) -> Facts:

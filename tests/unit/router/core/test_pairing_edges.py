@@ -135,6 +135,16 @@ def test_the_prefill_pool_keeps_its_turn_when_another_pool_gets_a_policy():
     assert route(core, request_id="b").prefill.worker.id != first
 
 
+def test_a_decode_worker_that_refused_a_hand_over_is_retried_without_one():
+    core = make_core([prefiller("p"), decoder("d"), decoder("e")])
+    refused = route(core)
+    core.finish("r", Outcome.WORKER_FAILED, now=1.0)
+    others = {"p", "d", "e"} - {refused.worker.id}
+    again = route(core, exclude=others, attempt=1)
+    assert again.worker.id == refused.worker.id
+    assert (again.prefill, again.verdict.reason) == (None, Reason.RETRIED)
+
+
 # Books
 
 
