@@ -75,7 +75,8 @@ class FleetState:
         changes, gone, new = self._workers.reconcile(workers)
         for entry in gone:
             self._beliefs.remove(entry.slot)
-            self._loads.remove_worker(entry.slot)
+            for booking in self._loads.remove_worker(entry.slot):
+                self._transfers.ended(booking.received)
             self._timekeeper.remove_worker(entry.slot)
             self._parity.remove(entry.slot)
         for entry in new:

@@ -139,9 +139,13 @@ TRANSFER_SECONDS = 120.0
 prior is tried again after some five minutes, with one prompt."""
 
 TRANSFER_FIRST_SAMPLES = 3
-TRANSFER_SLOW = (50.0, 1.1, 0.0)
-"""The first hand-overs are believed up to what 1 Gbit/s would take, so that a slow network is left alone
-after one; with a cut at a multiple of the prior it took ten."""
+TRANSFER_SLOW = (50.0, 3.0, 0.0)
+"""The first hand-overs are believed up to what 1 Gbit/s takes for a 70B model, so that a slow network is left
+alone after one; with a cut at a multiple of the prior it took ten."""
+
+TRANSFER_GRACE_SECONDS = 1.0
+"""Before the first hand-over has arrived, one under way shows a slow network by being late by more than this:
+a decode step or a prompt of the decode worker's own may be in their way."""
 
 TRANSFER_BUSY_WEIGHT = 0.1
 """Of a hand-over that may have waited for a prompt of the decode worker's own: it says too much, but is

@@ -243,12 +243,17 @@ class RoutingCore(FleetState):
     def _expect(self, booking: Booking, received: Received, now: float) -> None:
         """Its prompt is on its way. One that is not streamed shows no first token, so that it decodes is
         foretold."""
+        if booking.is_started:
+            return
         received.began_at = now
-        if not booking.is_streamed:
+        if booking.is_streamed:
+            self._transfers.set_off(received)
+        else:
             transfer_ms = self._transfers.of(received.link, received.tokens, now)
             self._releases.schedule(booking, now + transfer_ms / 1000)
 
     def _observe_transfer(self, booking: Booking, received: Received, now: float) -> None:
+        self._transfers.ended(received)
         if booking.is_streamed and received.began_at is not None:
             times = self._timekeeper.of_worker(booking.slot, now)
             was_calm = self._timekeeper.is_calm(booking.slot, received.began_at)
@@ -302,6 +307,7 @@ class RoutingCore(FleetState):
         if entry.sole is booking:
             entry.sole = None
         self._timekeeper.ends(booking, now, is_whole=outcome is Outcome.DONE)
+        self._transfers.ended(booking.received)
         self._loads.free(booking)
         is_computed = booking.leaves_its_prompt(outcome)
         self._parity.ended(booking, is_computed=is_computed, now=now)

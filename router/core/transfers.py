@@ -18,6 +18,7 @@ from router.core.limits import (
     STALL_WEIGHT,
     TRANSFER_BUSY_WEIGHT,
     TRANSFER_FIRST_SAMPLES,
+    TRANSFER_GRACE_SECONDS,
     TRANSFER_MEMORY,
     TRANSFER_PRIOR,
     TRANSFER_SAMPLE_MS,
@@ -34,7 +35,7 @@ def link_of(worker: Worker) -> Link:
     return worker.base_model, worker.transfer.protocol if worker.transfer else ""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Received:
     """What a decode worker is to receive. `began_at`: when the prompt was computed, or is foretold to be;
     None where neither is known."""
@@ -68,6 +69,19 @@ class TransferTimes:
 
     def __init__(self) -> None:
         self._links: dict[Link, _Learnt] = {}
+        self._under_way: dict[Link, dict[Received, None]] = {}
+        """Whose prompt is computed, oldest first; until the first token, or the end without one."""
+
+    def set_off(self, received: Received) -> None:
+        """The prefill worker is done with it, and its first token will show that it has arrived."""
+        self._under_way.setdefault(received.link, {})[received] = None
+
+    def ended(self, received: Received | None) -> None:
+        """It has arrived, or never will. Again: no effect."""
+        if received is not None and (others := self._under_way.get(received.link)) is not None:
+            others.pop(received, None)
+            if not others:
+                del self._under_way[received.link]
 
     def began(self, received: Received, now: float) -> None:
         """A hand-over was decided."""
@@ -91,9 +105,19 @@ class TransferTimes:
         """Milliseconds for so many tokens."""
         prior = _line(TRANSFER_PRIOR, tokens)
         if (learnt := self._links.get(link)) is None:
-            return prior
+            return prior * self._overdue(link, now)
         left = learnt.left(now)
         return left * _line(learnt.shape.coefficients, tokens) + (1 - left) * prior
+
+    def _overdue(self, link: Link, now: float) -> float:
+        """How many times the prior the oldest one under way has taken at least, with some grace for what it
+        may wait for besides: a slow network shows before the first one has crossed it."""
+        if (others := self._under_way.get(link)) is None:
+            return 1.0
+        oldest = next(iter(others))
+        assert oldest.began_at is not None
+        taken = (now - oldest.began_at - TRANSFER_GRACE_SECONDS) * 1000
+        return max(1.0, taken / _line(TRANSFER_PRIOR, oldest.tokens))
 
     def keep(self, base_models: Collection[str]) -> None:
         """Forgets the links of models that nobody serves any more."""

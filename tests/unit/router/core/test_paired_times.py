@@ -104,6 +104,7 @@ def test_an_answer_in_one_piece_decodes_from_when_it_is_foretold_and_teaches_no_
 
     assert num_streams(100.1 + 0.9 * prior_ms / 1000) == 40
     assert num_streams(100.1 + 1.1 * prior_ms / 1000) == 41
+    assert times(core, 150.0)["remote_transfer"] == pytest.approx(prior_ms)  # and is not late
     core.first_token("r", now=160.0)  # the head of the whole answer
     assert times(core, 160.0)["remote_transfer"] == pytest.approx(prior_ms)
     core.finish("r", Outcome.DONE, now=160.0)
@@ -119,6 +120,23 @@ def test_a_prompt_that_comes_back_to_its_decode_worker_waits_there():
     assert seen["local_wait"] > 200
     core.finish("r", Outcome.WORKER_FAILED, now=102.0)
     assert times(core, 102.0)["local_wait"] == 0
+    core.check()
+
+
+@pytest.mark.parametrize("way_out", ["finished", "worker gone"])
+def test_a_late_first_hand_over_keeps_others_home_until_it_has_ended(way_out):
+    core = busy()
+    route(core, "r", now=100.0)
+    core.prefill_answered("r", now=100.4)
+    assert times(core, 100.5)["remote_transfer"] == pytest.approx(50)
+    assert times(core, 110.4)["remote_transfer"] == pytest.approx(9_000)
+    if way_out == "finished":
+        core.finish("r", Outcome.CLIENT_GONE, now=110.4)
+    else:
+        workers = [view.worker for view in core.workers()]
+        core.reconcile([worker for worker in workers if worker.id != "d"], now=110.4)
+        core.reconcile(workers, now=110.4)
+    assert times(core, 110.4)["remote_transfer"] == pytest.approx(50)
     core.check()
 
 

@@ -50,6 +50,19 @@ def test_a_slow_network_is_believed_after_one_prompt():
     assert times.of("nixl", 4_000, 18.4) == pytest.approx(4_200, rel=0.15)
 
 
+def test_a_first_hand_over_that_is_late_shows_a_slow_network_before_it_arrives():
+    times, received = TransferTimes(), Received(8_000, "nixl", 10.0)
+    prior = times.of("nixl", 8_000, 0.0)
+    times.set_off(received)
+    times.set_off(Received(8_000, "nixl", 11.0))
+    assert times.of("nixl", 8_000, 10.9) == prior
+    assert times.of("nixl", 8_000, 14.0) == pytest.approx(3_000)
+    assert times.of("nixl", 4_000, 14.0) == pytest.approx(1_500, rel=0.12)
+    times.ended(received)
+    times.ended(received)
+    assert times.of("nixl", 8_000, 14.0) == pytest.approx(2_000)
+
+
 def test_a_network_that_was_slow_is_tried_with_one_prompt_at_a_time():
     times, now = taught(lambda tokens: 20 + 1.05 * tokens)
     later = now + 5 * TRANSFER_SECONDS
