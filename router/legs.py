@@ -46,7 +46,7 @@ class EngineIds(Protocol):
     async def engine_id(self, worker: Worker) -> str:
         """Raises WorkerError."""
 
-    def forget(self, worker: Worker) -> None:
+    def forget(self, worker_id: WorkerId) -> None:
         """Its engine may be another one by now."""
 
 
@@ -104,6 +104,7 @@ class Legs:
         try:
             await self._exchanges.relay_over(call, opened, leg)
         except HandOverRefused as error:
+            self._engine_ids.forget(call.prefill_worker_id)
             raise self._refused(decision.worker, error.message, error.code) from None
 
     def _refused(self, worker: Worker, message: str, code: str) -> HandOverRefused:
@@ -141,7 +142,7 @@ class Legs:
             leg = protocol.decode_leg(hand_over, answer)
         except IncompleteAnswer as error:
             self._warn(worker, str(error))
-            self._engine_ids.forget(worker)
+            self._engine_ids.forget(worker.id)
             raise WorkerProtocolError(f"The prefill worker {worker.id}: {error}", code="incomplete") from None
         self._answered(call, worker, answer, began_at)
         return leg

@@ -7,7 +7,7 @@ import msgspec
 
 from policies.types import Worker, WorkerId
 from router.engines.http import CallFailed, WorkerHttp
-from router.engines.limits import BOOTSTRAP_BYTES
+from router.engines.limits import BOOTSTRAP_BYTES, ENGINE_IDS_KEPT
 from router.engines.sessions import WorkerSessions
 from router.errors import WorkerUnavailable
 from router.hand_over.base import transfer_host
@@ -39,8 +39,11 @@ class BootstrapServers:
             raise WorkerUnavailable(
                 f"The bootstrap server of {worker.id} names no engine: {error}", code="bootstrap_failed"
             ) from None
+        if len(self._ids) >= ENGINE_IDS_KEPT:
+            self._ids.clear()
         self._ids[worker.id] = engine_id
         return engine_id
 
-    def forget(self, worker: Worker) -> None:
-        self._ids.pop(worker.id, None)
+    def forget(self, worker_id: WorkerId) -> None:
+        """No effect for one that was not asked."""
+        self._ids.pop(worker_id, None)

@@ -27,3 +27,6 @@ thousands."""
 
 BOOTSTRAP_BYTES = 1 << 20
 """Of a bootstrap server's answer: an engine for each data-parallel rank, with its workers' addresses."""
+
+ENGINE_IDS_KEPT = 10_000
+"""Of prefill workers, those that have left included; beyond it each is asked once more."""

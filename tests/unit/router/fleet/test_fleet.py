@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from policies import make_policy
+from policies.types import Role
 from router.config import Settings
 from router.core.routing import RoutingCore
 from router.discovery import StaticSource, WorkerSpec, WrongWorker
@@ -53,7 +54,7 @@ async def fleet_of(*specs: WorkerSpec, clock: Clock | None = None):
 EVENTS = "tcp://127.0.0.1:5557"
 
 
-def spec(worker: FakeWorker, name: str = "w0", **fields: str) -> WorkerSpec:
+def spec(worker: FakeWorker, name: str = "w0", **fields) -> WorkerSpec:
     return WorkerSpec(id=name, url=worker.url, **fields)
 
 
@@ -162,3 +163,88 @@ async def test_the_token_host_says_where_a_models_files_may_lie() -> None:
             "b": ModelHints(("b",), "vllm"),
         }
         assert heard[-1] == {"a", "b"}
+
+
+# Parts of requests
+
+
+def vllm(*names: str) -> dict:
+    entries = [{"id": name, "parent": None, "owned_by": "vllm"} for name in names]
+    return models() | {"GET /v1/models": (200, msgspec.json.encode({"data": entries}))}
+
+
+def sglang(mode: str) -> dict:
+    info = {
+        "internal_states": [],
+        "version": "0.5.23",
+        "page_size": 16,
+        "disaggregation_mode": mode,
+        "disaggregation_bootstrap_port": 8998,
+    }
+    entries = [{"id": "m", "owned_by": "sglang"}]
+    return {
+        "GET /v1/models": (200, msgspec.json.encode({"data": entries})),
+        "GET /server_info": (200, msgspec.json.encode(info)),
+        "GET /health": (200, b""),
+    }
+
+
+async def test_prefill_workers_alone_make_nobody_ready() -> None:
+    async with (
+        FakeWorker(vllm("m")) as prefill,
+        FakeWorker(vllm("m")) as decode,
+        fleet_of(spec(prefill, "p", role=Role.PREFILL)) as fleet,
+    ):
+        await eventually(lambda: fleet.core.workers())
+        assert not fleet.is_ready()
+        await fleet.add_worker(decode.url, name="d", role="decode")
+        assert fleet.is_ready()
+        await fleet.remove_worker("p")
+        assert fleet.is_ready()  # it computes its prompts itself
+
+
+async def test_a_pool_that_empties_and_comes_back_makes_an_sglang_fleet_ready_again() -> None:
+    async with (
+        FakeWorker(sglang("prefill")) as prefill,
+        FakeWorker(sglang("decode")) as decode,
+        fleet_of(spec(prefill, "p"), spec(decode, "d")) as fleet,
+    ):
+        await eventually(fleet.is_ready)
+        assert {row["id"]: row["role"] for row in fleet.views()} == {"p": "prefill", "d": "decode"}
+        prefill.answers = {"GET /v1/models": (500, b"")}
+        fleet.suspect("p")
+        assert not fleet.is_ready()
+        prefill.answers = sglang("prefill")
+        fleet.suspect("p")
+        await eventually(fleet.is_ready)
+        await fleet.remove_worker("p")
+        assert not fleet.is_ready()
+        await fleet.add_worker(prefill.url, name="p")
+        assert fleet.is_ready()
+
+
+async def test_rows_show_how_a_worker_hands_over() -> None:
+    async with (
+        FakeWorker(sglang("prefill")) as prefill,
+        FakeWorker(sglang("decode")) as decode,
+        fleet_of(spec(prefill, "p", bootstrap_port=9), spec(decode, "d")) as fleet,
+    ):
+        await eventually(fleet.is_ready)
+        shown = {row["id"]: row["hand_over"] for row in fleet.views()}
+        assert shown["p"] == {"protocol": "sglang", "host": "", "port": 9, "prefills_alone": True}
+        assert (shown["d"]["protocol"], shown["d"]["prefills_alone"]) == ("sglang", False)
+
+
+async def test_what_holds_of_the_pools_is_said_once_all_have_answered(caplog) -> None:
+    caplog.set_level("INFO", "kvgate.fleet")
+    async with (
+        FakeWorker(sglang("prefill")) as prefill,
+        FakeWorker(sglang("decode")) as decode,
+        fleet_of(spec(prefill, "p", role=Role.DECODE), spec(decode, "d")) as fleet,
+    ):
+        await eventually(fleet.is_ready)
+        await eventually(lambda: "every request is handed over" in caplog.text)
+        await fleet.reprobe("other")
+        assert caplog.text.count("workers of m: 1 prefill, 1 decode, 0 whole") == 1
+        (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+        assert "by its own word: it was configured as decode" in warned
