@@ -1,4 +1,4 @@
-"""Where a prompt is computed, at every edge of the rule, over real sockets, with the pools of both engines."""
+"""Where a prompt is computed, at every edge of the rule, over real sockets, with pools of both engines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def computed_at(engine, num_whole, *, prompt, cached):
             for sample in family.samples
             if sample.name == "kvgate_disagg_decisions_total" and sample.value == 1
         )
-        assert fleet.decisions(verdict=verdict, reason=reason) == 1
+        assert fleet.decisions(prefill=verdict, reason=reason) == 1
         assert len(fleet.prefill[0].received) == (verdict == "remote")
         return verdict, reason
 
@@ -72,7 +72,7 @@ async def test_of_a_prompt_of_which_nothing_is_cached_all_is_computed_remotely(e
         assert reply.status == 200
         if reply.worker == "d0":
             assert reply.prefill_worker == "p0"
-            assert fleet.decisions(verdict="remote", reason="little_cached") == 1
+            assert fleet.decisions(prefill="remote", reason="little_cached") == 1
         else:
             assert reply.worker == "w0"
 
@@ -92,7 +92,7 @@ async def test_a_mode_that_does_not_look(mode, cached, verdict, reason):
         if cached:
             await fleet.warm(fleet.decode[0], prompt_of(320))
         await fleet.ask(prompt_of(320))
-        assert fleet.decisions(verdict=verdict, reason=reason) == 1
+        assert fleet.decisions(prefill=verdict, reason=reason) == 1
 
 
 async def test_sglang_without_a_whole_worker_always_hands_over():
@@ -100,7 +100,7 @@ async def test_sglang_without_a_whole_worker_always_hands_over():
         await fleet.warm(fleet.decode[0], prompt_of(320))
         reply = await fleet.ask(prompt_of(320))
         assert (reply.worker, reply.prefill_worker) == ("d0", "p0")
-        assert fleet.decisions(verdict="remote", reason="cannot_prefill") == 1
+        assert fleet.decisions(prefill="remote", reason="cannot_prefill") == 1
 
 
 async def test_conversations_are_handed_over_once():
