@@ -1,10 +1,12 @@
-"""Real instances that hand their KV on: vLLM's NixlConnector over loopback, ExampleConnector over a folder."""
+"""Real instances that hand their KV on: vLLM's NixlConnector over loopback, ExampleConnector over a
+folder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
+
+import orjson
 
 from tests.vllm.conftest import VllmInstance, free_port, instance
 
@@ -13,7 +15,10 @@ KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 def nixl_instance(index: int, role: str, environment: Path, logs: Path) -> VllmInstance:
     """UCX keeps to loopback, and the KV to main memory: there is nothing else."""
-    side_channel = {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port())}
+    side_channel = {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
+    }
     transport = {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"}
     connector = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES[role], "kv_buffer_device": "cpu"}
     return instance(
@@ -32,4 +37,4 @@ def store_instance(index: int, role: str, environment: Path, logs: Path, store: 
 
 
 def _flags(connector: dict[str, Any]) -> tuple[str, str]:
-    return ("--kv-transfer-config", json.dumps(connector))
+    return ("--kv-transfer-config", orjson.dumps(connector)).decode()
