@@ -37,9 +37,9 @@ class Call:
     """An Observer of its relays. `id` is ours and unique; the client's `x-request-id` may repeat."""
 
     __slots__ = (
-        "_proxy", "_started_at", "attempt", "client", "endpoint", "head", "id", "members", "model", "outcome",
-        "pinned_to", "policy", "prefill_worker_id", "prompt", "relay", "request", "request_id", "session",
-        "status", "stays_whole", "stream", "transfer_began_at", "worker_id",
+        "_num_legs", "_proxy", "_started_at", "attempt", "client", "endpoint", "head", "id", "members",
+        "model", "outcome", "pinned_to", "policy", "prefill_worker_id", "prompt", "relay", "request",
+        "request_id", "session", "status", "stays_whole", "stream", "transfer_began_at", "worker_id",
     )  # fmt: skip
 
     def __init__(self, proxy: Proxy, call_id: str, request: Request, client: ClientConnection) -> None:
@@ -60,6 +60,7 @@ class Call:
         """Of its body, where two workers may share the request."""
         self.stays_whole = ""
         """Why they may not."""
+        self._num_legs = 0
         self.prefill_worker_id: WorkerId = ""
         """Who computes its prompt, where that is another one."""
         self.transfer_began_at = 0.0
@@ -81,8 +82,10 @@ class Call:
         self.prefill_worker_id, self.transfer_began_at = "", 0.0
 
     def leg_id(self) -> bytes:
-        """What engines call its legs: two must never have the same id, whatever clients send."""
-        own = f"{self.id}-{self.attempt}".encode()
+        """What engines call two legs that belong together; others never have the same, whatever clients
+        send. Another one each time."""
+        self._num_legs += 1
+        own = f"{self.id}-{self._num_legs}".encode()
         return b"%b-%b" % (self.head.request_id, own) if self.head.request_id else own
 
     @property
@@ -131,6 +134,7 @@ class Call:
 
     def began(self, beginning: bytes, now: float) -> None:
         self.client.release(self.request)
+        self.members = None  # they hold the body
         if self.endpoint.protocol is Protocol.RESPONSES:
             self._proxy.stored_responses.note(beginning, StoredAt(self.worker_id, self.model))
 
@@ -214,7 +218,7 @@ class Call:
         if self.client.cut_reason:
             return self.client.cut_reason
         if self.relay is None:
-            return "routing"
+            return "prefill" if self.prefill_worker_id else "routing"
         return "answer" if self.relay.begun else "waiting"
 
     def _own_headers(self) -> tuple[tuple[str, str], ...]:

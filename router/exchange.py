@@ -18,6 +18,7 @@ from router.core.routing import RoutingCore
 from router.errors import WorkerError, WorkerTimeout, WorkerUnavailable
 from router.hand_over import Leg
 from router.limits import RelayLimits
+from router.relay import Relay
 from router.upstream import Upstream, WorkerPool
 from router.wire.http1 import ResponseHead
 from router.wire.websocket import SWITCH_LINES
@@ -25,10 +26,12 @@ from router.worker_connection import WorkerConnection
 
 
 class Opened(NamedTuple):
-    """A connection that nobody else uses, and the pool that it returns to behind a whole answer."""
+    """A connection that nobody else uses, and the pool that it returns to behind a whole answer. `is_used`:
+    it has carried another exchange, and idled since."""
 
     pool: WorkerPool
     connection: WorkerConnection
+    is_used: bool = False
 
 
 class Suspects(Protocol):
@@ -75,10 +78,15 @@ class Exchanges:
         await self._relay_over(call, pool, await self._connect(worker, pool), None)
 
     async def open(self, worker: Worker) -> Opened:
-        """A connection of its own for a leg that must not be sent twice: what closes at once may have been
-        read all the same."""
+        """A new connection, for a leg that has to arrive: one that idled may have been closed just now."""
         pool = self._upstream.pool(worker)
         return Opened(pool, await self._connect(worker, pool))
+
+    async def take(self, worker: Worker) -> Opened:
+        """An open connection, or a new one."""
+        pool = self._upstream.pool(worker)
+        connection = pool.take_idle()
+        return Opened(pool, connection, True) if connection is not None else await self.open(worker)
 
     async def collect(self, call: Call, worker: Worker, leg: Leg) -> tuple[ResponseHead, bytes]:
         """The answer to a leg that may be sent again. Raises WorkerError."""
@@ -86,18 +94,23 @@ class Exchanges:
         connection = pool.take_idle()
         if connection is not None:
             try:
-                return await self.collect_over(call, Opened(pool, connection), leg)
+                return await self.collected(self.send(call, Opened(pool, connection), leg))
             except WorkerUnavailable:
                 if not connection.is_silent:
                     raise
-        return await self.collect_over(call, await self.open(worker), leg)
+        return await self.collected(self.send(call, await self.open(worker), leg))
 
-    async def collect_over(self, call: Call, opened: Opened, leg: Leg) -> tuple[ResponseHead, bytes]:
+    def send(self, call: Call, opened: Opened, leg: Leg) -> Collector:
+        """Whoever gets the collector waits for its answer, or aborts it."""
         collector = Collector()
+        head = self._head(call, opened.pool, leg)
+        collector.start(opened.connection, call.head.method, head, leg.body)
+        return collector
+
+    async def collected(self, collector: Collector) -> tuple[ResponseHead, bytes]:
+        """Raises WorkerError."""
         try:
             async with asyncio.timeout(self._limits.first_byte_seconds):
-                head = self._head(call, opened.pool, leg)
-                collector.start(opened.connection, call.head.method, head, leg.body)
                 body = await collector.ended()
         except TimeoutError:
             raise WorkerTimeout(
@@ -125,12 +138,21 @@ class Exchanges:
     ) -> None:
         relay = call.new_relay(refuses_errors=leg is not None)
         try:
-            body = call.request.body if leg is None else leg.body
-            relay.start(connection, self._head(call, pool, leg), body)
+            self._start(relay, call, pool, connection, leg)
             await relay.ended()
         finally:
             relay.abort()
         call.succeeded(relay, self._clock())
+
+    def _start(
+        self, relay: Relay, call: Call, pool: WorkerPool, connection: WorkerConnection, leg: Leg | None
+    ) -> None:
+        head = self._head(call, pool, leg)
+        if leg is None:
+            relay.start(connection, head, call.request.body)
+        else:
+            relay.start(connection, head, leg.body)
+            leg.body = b""  # never sent again, and a long stream holds on to no body
 
     def _head(self, call: Call, pool: WorkerPool, leg: Leg | None) -> bytes:
         """The client's head, but for what concerns one connection, keys and the length."""

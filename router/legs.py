@@ -10,10 +10,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from policies.types import Decision, Worker, WorkerId
 from router.call import Call
+from router.collector import Collector
 from router.core.outcome import Outcome
 from router.core.routing import RoutingCore
 from router.errors import (
@@ -48,6 +49,14 @@ class EngineIds(Protocol):
 
     def forget(self, worker_id: WorkerId) -> None:
         """Its engine may be another one by now."""
+
+
+class Computed(NamedTuple):
+    """A prompt that a prefill worker has computed: what the decode worker is to be sent for it, and since
+    when it waits."""
+
+    leg: Leg
+    at: float
 
 
 class Legs:
@@ -91,27 +100,36 @@ class Legs:
     # One after the other
 
     async def _run_in_turn(self, call: Call, decision: Decision, protocol: HandOverProtocol) -> None:
-        leg = await self._computed(call, decision, protocol)
-        if leg is None:
+        computed = await self._computed(call, decision, protocol)
+        if computed is None:
             await self._exchanges.relay(call, decision.worker)
             return
-        computed_at = self._clock()
-        opened = await self._exchanges.open(decision.worker)
-        if self._clock() - computed_at >= self._lease_seconds:
-            opened.connection.abort()
-            raise self._refused(decision.worker, "the prefill worker keeps its KV no longer", "lease_over")
-        call.transfer_began_at = self._clock()
         try:
-            await self._exchanges.relay_over(call, opened, leg)
-        except HandOverRefused as error:
+            await self._decode(call, decision.worker, computed)
+        except WorkerError as error:
+            self._metrics.hand_over_failed(decision.worker.id, "decode", error.code)
             self._engine_ids.forget(call.prefill_worker_id)
-            raise self._refused(decision.worker, error.message, error.code) from None
+            raise
 
-    def _refused(self, worker: Worker, message: str, code: str) -> HandOverRefused:
-        self._metrics.hand_over_failed(worker.id, "decode", code)
-        return HandOverRefused(message, code=code)
+    async def _decode(self, call: Call, worker: Worker, computed: Computed) -> None:
+        """Sends the leg once, and within the lease: later its blocks may hold another prompt. Raises
+        WorkerError."""
+        opened = await self._exchanges.take(worker)
+        now = self._clock()
+        if now - computed.at >= self._lease_seconds:
+            opened.connection.abort()
+            raise HandOverRefused("The prefill worker keeps its KV no longer", code="lease_over")
+        call.transfer_began_at = now
+        try:
+            await self._exchanges.relay_over(call, opened, computed.leg)
+        except WorkerUnavailable as error:
+            if opened.is_used and opened.connection.is_silent:
+                # Most likely closed while it idled. No other request would be retried for that; this one
+                # may have been read, and is asked again without what can be fetched only once.
+                raise HandOverRefused(error.message, code="connection_closed") from None
+            raise
 
-    async def _computed(self, call: Call, decision: Decision, protocol: HandOverProtocol) -> Leg | None:
+    async def _computed(self, call: Call, decision: Decision, protocol: HandOverProtocol) -> Computed | None:
         """What the decode worker is to be sent when its prompt is computed; None when it computes it
         itself."""
         prefill: Decision | None = decision.prefill
@@ -120,16 +138,20 @@ class Legs:
         while prefill is not None:
             worker, num_tries = prefill.worker, num_tries + 1
             try:
-                return await self._prefill(call, decision.worker, worker, protocol)
+                leg = await self._prefill(call, decision.worker, worker, protocol)
+                return Computed(leg, self._clock())
             except WorkerError as error:
                 failure = error
             self._metrics.hand_over_failed(worker.id, "prefill", failure.code)
+            self._engine_ids.forget(worker.id)
             tried |= self._ranks_beside(worker)
             if num_tries > self._max_retries:
                 tried |= {view.worker.id for view in self._core.workers()}
             outcome = Outcome.TIMED_OUT if isinstance(failure, WorkerTimeout) else Outcome.WORKER_FAILED
             prefill = self._core.prefill_failed(call.id, outcome, now=self._clock(), exclude=tried)
         call.prefill_worker_id = ""
+        if decision.verdict is not None:
+            self._metrics.disagg_decided(decision.verdict)
         return None
 
     async def _prefill(self, call: Call, decode: Worker, worker: Worker, protocol: HandOverProtocol) -> Leg:
@@ -142,7 +164,6 @@ class Legs:
             leg = protocol.decode_leg(hand_over, answer)
         except IncompleteAnswer as error:
             self._warn(worker, str(error))
-            self._engine_ids.forget(worker.id)
             raise WorkerProtocolError(f"The prefill worker {worker.id}: {error}", code="incomplete") from None
         self._answered(call, worker, answer, began_at)
         return leg
@@ -169,40 +190,56 @@ class Legs:
         decode, worker = decision.worker, decision.prefill.worker
         call.prefill_worker_id = worker.id
         hand_over = await self._hand_over(call, decode, worker, protocol)
-        opened = await self._exchanges.open(decode)
-        prefill: asyncio.Task[None] | None = None
+        legs = protocol.prefill_leg(hand_over), protocol.decode_leg(hand_over, b"")
+        del hand_over  # it holds the body, which a long stream has no need of
         try:
-            place = await self._open_prefill(worker)
-            prefill = self._start_draining(call, worker, place, protocol.prefill_leg(hand_over))
-            await self._exchanges.relay_over(call, opened, protocol.decode_leg(hand_over, b""))
-        except WorkerError as error:
-            if not isinstance(error, PrefillFailed):
-                self._metrics.hand_over_failed(decode.id, "decode", error.code)
+            opened = await self._exchanges.open(decode)
+            place = await self._open_prefill(worker, opened)
+            prefill = self._start_prefill(call, worker, place, legs[0])
+            await self._relay_beside(call, opened, legs[1], prefill)
+        except PrefillFailed:
             raise
-        finally:
-            if not call.is_answered:
-                opened.connection.abort()
-                if prefill is not None:
-                    prefill.cancel()
+        except WorkerError as error:
+            self._metrics.hand_over_failed(decode.id, "decode", error.code)
+            raise
 
-    async def _open_prefill(self, worker: Worker) -> Opened:
+    async def _open_prefill(self, worker: Worker, beside: Opened) -> Opened:
         try:
             return await self._exchanges.open(worker)
         except WorkerError as error:
             self._metrics.hand_over_failed(worker.id, "prefill", error.code)
+            beside.connection.abort()
             raise PrefillFailed(error.message, code=error.code) from None
+        except asyncio.CancelledError:
+            beside.connection.abort()
+            raise
 
-    def _start_draining(self, call: Call, worker: Worker, place: Opened, leg: Leg) -> asyncio.Task[None]:
+    async def _relay_beside(self, call: Call, opened: Opened, leg: Leg, prefill: asyncio.Task[None]) -> None:
+        """When the decode worker has not decoded, the prefill worker would wait for it in vain."""
+        try:
+            await self._exchanges.relay_over(call, opened, leg)
+        finally:
+            if not call.is_answered or call.status >= 400:
+                prefill.cancel()
+
+    def _start_prefill(self, call: Call, worker: Worker, place: Opened, leg: Leg) -> asyncio.Task[None]:
         """Its answer is read to its end, also when that of the decode worker was quicker."""
-        task = start_task(self._drain(call, worker, place, leg), f"prefill leg of {call.id}")
+        collector = self._exchanges.send(call, place, leg)
+        leg.body = b""
+        task = start_task(self._drain(call, worker, collector), f"prefill leg of {call.id}")
         self._draining.add(task)
-        task.add_done_callback(self._draining.discard)
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._draining.discard(task)
+            collector.abort()  # where the task was cancelled before it had begun
+
+        task.add_done_callback(ended)
         return task
 
-    async def _drain(self, call: Call, worker: Worker, place: Opened, leg: Leg) -> None:
+    async def _drain(self, call: Call, worker: Worker, collector: Collector) -> None:
         began_at = self._clock()
         try:
-            answer = _checked(*await self._exchanges.collect_over(call, place, leg))
+            answer = _checked(*await self._exchanges.collected(collector))
         except RouterError as error:
             self._metrics.hand_over_failed(worker.id, "prefill", error.code)
             if not isinstance(error, PrefillRefused):
@@ -211,6 +248,7 @@ class Legs:
                 call.relay.give_up(error)
         else:
             self._answered(call, worker, answer, began_at)
+            call.transfer_began_at = self._clock()
 
     # Both ways
 
@@ -242,6 +280,8 @@ class Legs:
 
 def _checked(head: ResponseHead, body: bytes) -> bytes:
     """The body of an answer that says that the prompt was computed. Raises RouterError."""
+    if head.is_encoded:
+        raise WorkerProtocolError("The prefill worker's answer is compressed", code="encoded")
     if 200 <= head.status < 300:
         return body
     if 400 <= head.status < 500 and head.status not in _RETRIED_STATUSES:

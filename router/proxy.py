@@ -280,10 +280,11 @@ class Proxy:
     async def _serve(self, call: Call) -> None:
         """Attempts on different workers until one answers. Raises the last one's error."""
         tried = self._all_but(call.pinned_to) if call.pinned_to is not None else set()
+        others: set[WorkerId] = set()
         failure: WorkerError | None = None
         while True:
             try:
-                decision = self._decide(call, tried)
+                decision = self._decide(call, tried | others)
             except NoWorkers:
                 if failure is not None:
                     raise failure from None
@@ -300,6 +301,7 @@ class Proxy:
                     raise
             self.core.finish(call.id, Outcome.WORKER_FAILED, now=self.clock())
             failed = self._who_failed(decision, failure)
+            others = self._all_but(decision.worker.id) if failed is None else set()
             if failed is not None:
                 self.metrics.retry(failed.id, failure.code)
                 tried |= self._ranks_beside(failed)

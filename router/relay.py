@@ -23,6 +23,7 @@ from router.wire.http1 import RequestHead, ResponseHead
 from router.wire.sse import SseScanner, error_event
 from router.worker_connection import WorkerConnection
 
+_ERROR_EVENT = b'data: {"error"'
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -80,7 +81,7 @@ class Relay:
         clock: Callable[[], float],
     ) -> None:
         """`extra_lines`: header lines added to the answer. `wants_body`: keep a JSON answer for its usage.
-        `refuses_errors`: an answer of the server's own failure is not relayed but raised: HandOverRefused.
+        `refuses_errors`: an answer of the server's own failure is not relayed but raised as HandOverRefused.
         `deadline`: when the request as a whole has taken too long."""
         self._client = client
         self._request = request
@@ -147,11 +148,9 @@ class Relay:
     # The worker's side
 
     def head(self, head: ResponseHead) -> None:
-        if self._refuses_errors:
-            self._refuses_errors = head.status >= 500
-            if self._refuses_errors and not self._done.done():
-                self._done.set_exception(HandOverRefused(f"The decode worker answered {head.status}"))
-                return
+        if self._refuses_errors and head.status >= 500:
+            self._refuse(f"The decode worker answered {head.status}")
+            return
         self.response = head
         if head.is_event_stream and not head.is_encoded:
             self._scanner = SseScanner(delta_events=self._delta_events)
@@ -169,6 +168,8 @@ class Relay:
             self._send(raw)
         elif self.begun:
             self._send(self._framed(raw, pieces, ended))
+        elif pieces and self._refuses_errors and self._is_refusal(pieces[0]):
+            self._refuse("The decode worker's stream began with an error")
         elif pieces or ended:
             head = self._begin(pieces[0] if pieces else b"", now)
             self._send(head + self._framed(self._held + raw, pieces, ended))
@@ -179,6 +180,15 @@ class Relay:
             self._observe(pieces[0] if len(pieces) == 1 else b"".join(pieces), now)
         if ended and not self._done.done():
             self._done.set_result(None)
+
+    def _is_refusal(self, beginning: bytes) -> bool:
+        """vLLM's streams say 200 at once, and KV that could not be had is their first event. It is one
+        write of the server; in parts it is relayed as it comes."""
+        return self._scanner is not None and not self.committed and beginning.startswith(_ERROR_EVENT)
+
+    def _refuse(self, message: str) -> None:
+        if not self._done.done():
+            self._done.set_exception(HandOverRefused(message))
 
     def event(self, raw: bytes) -> None:
         """What `body` does, as short as can be: this runs for every token of the fleet.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from policies import make_policy
 from policies.types import ServedModel, Worker
 from router.config import Settings
+from router.core.disagg import DisaggRules
 from router.core.prompt import Prompt
 from router.core.routing import RoutingCore
 from router.dialing import Dialer
@@ -80,8 +81,8 @@ class Gateway:
     async def at_rest(self) -> None:
         """Wait until nothing is booked, held or connected but idle worker connections."""
         await eventually(
-            lambda: self.num_booked == 0 and self.server.num_connections == 0,
-            what="bookings, connections at 0",
+            lambda: self.num_booked == self.server.num_connections == len(self.proxy.legs._draining) == 0,
+            what="bookings, connections, prefill legs at 0",
         )
         assert self.server.collected_bytes == 0
         self.core.check()
@@ -131,12 +132,13 @@ class NoEngineIds:
 
 @contextlib.asynccontextmanager
 async def gateway(
-    *workers: RawWorker | str,
+    *workers: RawWorker | str | Worker,
     models: Sequence[Sequence[str]] = (),
     settings: Settings | None = None,
     max_connections: int = 1000,
     tokens: object | None = None,
     policy: str = "round_robin",
+    disagg: DisaggRules = DisaggRules(),  # noqa: B008 - immutable
     host: str = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
     worker_tls: ReloadedContext | None = None,
@@ -145,7 +147,7 @@ async def gateway(
     """Before these workers (or URLs). `models`: names by worker, else all serve `m`. Afterwards everything is
     at rest, or the test fails."""
     settings = settings or Settings(policy=policy)
-    core = RoutingCore(policy=make_policy(settings.policy))
+    core = RoutingCore(policy=make_policy(settings.policy), disagg=disagg)
     core.reconcile([_worker(w, models[i] if models else ("m",)) for i, w in enumerate(workers)], now=CLOCK())
     fleet, metrics = StillFleet(key=settings.worker_api_key), Metrics()
     relay_limits = RelayLimits(**{"body_bytes": settings.max_body, **limits})
@@ -174,10 +176,13 @@ async def gateway(
         await running.at_rest()
     finally:
         await server.drain(0)
+        proxy.legs.close()
         proxy.upstream.close()
 
 
-def _worker(worker: RawWorker | str, models: Sequence[str]) -> Worker:
+def _worker(worker: RawWorker | str | Worker, models: Sequence[str]) -> Worker:
+    if isinstance(worker, Worker):
+        return worker
     url = worker if isinstance(worker, str) else worker.url
     return Worker(id=WorkerAddress.parse(url).id, url=url, models=tuple(ServedModel(name) for name in models))
 
