@@ -63,12 +63,13 @@ async def test_incomplete_parameters_are_not_sent(parameter):
         assert failures(fleet, worker="p0", leg="prefill", code="incomplete") == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("fault", ["wrong_engine_id", "transfer_fails"])
-async def test_a_decode_worker_that_refuses_is_asked_without_parameters(fault):
+async def test_a_decode_worker_that_refuses_is_asked_without_parameters(fault, stream):
     async with pools(held=int(fault == "wrong_engine_id")) as fleet:
         worker = fleet.prefill[0] if fault == "wrong_engine_id" else fleet.decode[0]
         await worker.fault(fault)
-        reply = await fleet.ask(PROMPT)
+        reply = await fleet.ask(PROMPT, stream=stream)
         assert (reply.status, reply.worker) == (200, "d0")
         assert b"error" not in reply.body
         bodies = [received.body for received in fleet.decode[0].received]
