@@ -201,3 +201,17 @@ async def test_many_at_once(engine):
         asks = [fleet.ask(prompt_of(100 + salt, salt % 5), stream=salt % 2 == 0) for salt in range(60)]
         replies = await asyncio.gather(*asks)
         assert {reply.status for reply in replies} == {200}
+
+
+@pytest.mark.parametrize("connector", ["nixl", "mooncake"])
+async def test_a_prefill_worker_that_started_anew_is_another_engine(connector):
+    """Requests that meet the change are answered; those that follow are handed over again."""
+    async with pools(connector=connector, mock={"lease_seconds": 0.2}) as fleet:
+        assert (await fleet.ask(prompt_of(200, 1))).prefill_worker == "p0"
+        await fleet.prefill[0].fault("restart")
+        salts = iter(range(2, 200))
+        before = fleet.decode[0].stats()["transfers"]
+        async with asyncio.timeout(10):
+            while fleet.decode[0].stats()["transfers"] == before:
+                assert (await fleet.ask(prompt_of(200, next(salts)))).status == 200
+        await eventually(lambda: fleet.prefill[0].stats()["held_prompts"] == 0)
