@@ -37,4 +37,4 @@ def store_instance(index: int, role: str, environment: Path, logs: Path, store: 
 
 
 def _flags(connector: dict[str, Any]) -> tuple[str, str]:
-    return ("--kv-transfer-config", orjson.dumps(connector)).decode()
+    return ("--kv-transfer-config", orjson.dumps(connector).decode())
