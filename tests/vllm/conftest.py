@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 import pytest_asyncio
 import zmq
@@ -106,18 +107,39 @@ class VllmInstance:
         question is out by the second.
         """
         last = -1
+        for _ in range(2):
+            for sequence, _payload in await self._replayed(max(last, 0), rank):
+                last = sequence
+        return last
+
+    async def held_blocks(self) -> set[int]:
+        """Hashes of the blocks that its events leave cached."""
+        held: set[int] = set()
+        for _, payload in await self._replayed(0):
+            for event in msgspec.msgpack.decode(payload)[1]:
+                match event["type"]:
+                    case "BlockStored":
+                        held.update(event["block_hashes"])
+                    case "BlockRemoved":
+                        held.difference_update(event["block_hashes"])
+                    case "AllBlocksCleared":
+                        held.clear()
+        return held
+
+    async def _replayed(self, first: int, rank: int = 0) -> list[tuple[int, bytes]]:
+        """Its messages from a number on, those that it keeps."""
+        messages = []
         context = zmq.asyncio.Context()
         socket = context.socket(zmq.DEALER)
         socket.rcvhwm = 0
         try:
             socket.connect(f"tcp://127.0.0.1:{self.replay_port + rank}")
-            for _ in range(2):
-                await socket.send_multipart([b"", max(last, 0).to_bytes(8, "big")])
-                while (sequence := (await socket.recv_multipart())[-2]) != b"\xff" * 8:
-                    last = int.from_bytes(sequence, "big")
+            await socket.send_multipart([b"", first.to_bytes(8, "big")])
+            while (frames := await socket.recv_multipart())[-2] != b"\xff" * 8:
+                messages.append((int.from_bytes(frames[-2], "big"), frames[-1]))
         finally:
             context.destroy(linger=0)
-        return last
+        return messages
 
     async def kill(self) -> None:
         """The whole process group, at once, as a machine that dies would."""

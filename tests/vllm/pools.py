@@ -1,14 +1,17 @@
-"""Real instances that hand their KV on: vLLM's NixlConnector over loopback, ExampleConnector over a
-folder."""
+"""Real instances that hand KV on: vLLM's NixlConnector over loopback, ExampleConnector over a folder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import orjson
+import msgspec
 
 from tests.vllm.conftest import VllmInstance, free_port, instance
+
+LEASE_SECONDS = 6
+"""For so long a prefill engine keeps KV that is not fetched. It also bounds how long a transfer between idle
+engines stands still (on a CPU they miss notices): vLLM's own 30 s would make the tests slow."""
 
 KV_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
@@ -20,7 +23,12 @@ def nixl_instance(index: int, role: str, environment: Path, logs: Path) -> VllmI
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(free_port()),
     }
     transport = {"UCX_TLS": "tcp,sm,self", "UCX_NET_DEVICES": "lo"}
-    connector = {"kv_connector": "NixlConnector", "kv_role": KV_ROLES[role], "kv_buffer_device": "cpu"}
+    connector = {
+        "kv_connector": "NixlConnector",
+        "kv_role": KV_ROLES[role],
+        "kv_buffer_device": "cpu",
+        "kv_connector_extra_config": {"kv_lease_duration": LEASE_SECONDS},
+    }
     return instance(
         index, environment, logs, role=role, flags=_flags(connector), variables=side_channel | transport
     )
@@ -37,4 +45,4 @@ def store_instance(index: int, role: str, environment: Path, logs: Path, store: 
 
 
 def _flags(connector: dict[str, Any]) -> tuple[str, str]:
-    return ("--kv-transfer-config", orjson.dumps(connector).decode())
+    return ("--kv-transfer-config", msgspec.json.encode(connector).decode())
