@@ -149,7 +149,7 @@ async def test_two_engines_say_what_one_says(gateway, pair, path, members, strea
 
 async def test_the_hand_overs_are_counted_on_both_sides(gateway, pair) -> None:
     remote = await decisions(gateway, "remote", "always")
-    assert remote >= 2 * len(SHARED)
+    assert remote > 0
     assert await metric(pair[1].url, "vllm:nixl_xfer_time_seconds_count") == remote
     assert await metric(pair[1].url, "vllm:nixl_num_failed_transfers_total") == 0
     assert await metric(gateway.admin_url, "kvgate_prefill_leg_seconds_count") == remote
