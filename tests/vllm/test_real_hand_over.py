@@ -68,14 +68,15 @@ async def ask(url: str, path: str, body: dict[str, Any], **headers: str) -> tupl
 
 
 def said(messages: list[dict[str, Any]]) -> list[Any]:
-    """All that was generated, log probabilities included; a stream's pieces put together."""
-    text, others = "", []
+    """All that was generated, log probabilities included; a stream's pieces put together: how many tokens a
+    piece holds is a matter of time."""
+    text, ends, tokens = "", [], []
     for choice in (choice for message in messages for choice in message["choices"]):
         part = choice.get("message") or choice.get("delta") or choice
         text += part.get("text") or part.get("content") or ""
-        others += [choice["finish_reason"]] if choice["finish_reason"] else []
-        others += [_tokens_of(choice["logprobs"])] if choice.get("logprobs") else []
-    return [text, others]
+        ends += [choice["finish_reason"]] if choice["finish_reason"] else []
+        tokens += _tokens_of(choice["logprobs"]) if choice.get("logprobs") else []
+    return [text, ends, tokens]
 
 
 def _tokens_of(logprobs: dict[str, Any]) -> list[str]:
